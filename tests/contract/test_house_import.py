@@ -1,0 +1,59 @@
+"""Importing the package is cheap, listing is quick, and every example of the manual runs."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+from house import PACKAGE, ROOT
+
+HEAVY = ("torch", "stable_baselines3", "sklearn", "matplotlib", "papermill", "scipy.stats", "seaborn", "gymnasium")
+PROBE = """
+import json, sys, time
+start = time.process_time()
+import rl_oodkit
+cost = time.process_time() - start
+print(json.dumps({"cost": cost, "modules": sorted(sys.modules)}))
+"""
+
+
+def probe() -> dict:
+    """Import the package in a fresh interpreter; return its processor seconds and what was loaded."""
+    out = subprocess.run([sys.executable, "-c", PROBE], cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(out.stdout)
+
+
+def test_import_is_light():
+    """Best of three: at most 0.7 s of processor time, and none of the heavy libraries."""
+    runs = [probe() for _ in range(3)]
+    loaded = set(runs[0]["modules"])
+    assert not [name for name in HEAVY if name in loaded]
+    assert min(r["cost"] for r in runs) <= 0.7
+
+
+@pytest.mark.skipif(not (PACKAGE / "cli.py").exists(), reason="no command line yet")
+def test_listing_detectors_is_quick():
+    """The first command a user types answers within three seconds, best of two."""
+    command = [sys.executable, "-m", "rl_oodkit.cli", "list", "detector"]
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+    assert "clock" in done.stdout
+    assert min(times) <= 3
+
+
+def test_every_example_of_every_docstring_runs(tmp_path):
+    """The doctests of all modules, in a process of their own, since some register things."""
+    command = [sys.executable, "-m", "pytest", "--doctest-modules", "--pyargs", "rl_oodkit", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]

@@ -1,0 +1,48 @@
+"""The recipes of README.md and CONTRIBUTING.md run as they are printed."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from house import ROOT
+
+CHECKS = """
+import rl_oodkit
+from sklearn.utils.estimator_checks import check_estimator
+
+check_estimator(Spread())
+rl_oodkit.check_detector("spread/transition")
+rl_oodkit.check_injector("fade")
+rl_oodkit.check_injector("noise", cartpole)
+"""
+
+
+def recipes(name: str) -> list[str]:
+    """Return the Python blocks of a document."""
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), re.M | re.S)
+
+
+def run(code: str, folder) -> None:
+    """Run a script in a fresh process outside the clone."""
+    command = [sys.executable, "-W", "ignore", "-c", code]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_recipes_of_contributing(tmp_path):
+    """The scorer, the injector and the environment exist after their recipes, and pass the public checks."""
+    blocks = recipes("CONTRIBUTING.md")
+    assert len(blocks) == 3 and all(len(b.strip().splitlines()) <= 22 for b in blocks)
+    run("\n".join(blocks) + CHECKS, tmp_path)
+
+
+def test_every_name_of_the_front_door_opens():
+    """Each lazy name of the package resolves, and unknown names fail as in any module."""
+    import rl_oodkit
+
+    for name in rl_oodkit._HOME:
+        assert getattr(rl_oodkit, name).__name__ == name
+        assert name in dir(rl_oodkit)
+    with pytest.raises(AttributeError):
+        rl_oodkit.no_such_name
