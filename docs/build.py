@@ -9,11 +9,13 @@ meant for Quarto, into the form that Sphinx reads. Title and sidebar are those o
 
 import argparse
 import ast
+import json
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable
+from csv import reader
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT / "nbs"
+RESULTS = ROOT / "data" / "results"
 PROJECT_PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff", "LICENSE")
 DIRECTIVE = re.compile(r"^#\s*\|.*\n?", re.M)
 Notebook = nbformat.NotebookNode
@@ -145,6 +148,31 @@ def toctrees() -> str:
     return "\n\n".join(blocks)
 
 
+def table(csv: Path, rows: int = 60) -> str:
+    """Return a CSV file as a Markdown table."""
+    with csv.open(encoding="utf-8", newline="") as file:
+        head, *body = list(reader(file))
+    lines = [head, ["---"] * len(head), *body[:rows]]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def committed(experiment: str, page: str) -> str:
+    """Return the committed tables and figures of an experiment as Markdown, each with how to read it."""
+    from rl_oodkit.report.tables import read_cards
+
+    folder = RESULTS / experiment
+    if not folder.is_dir():
+        return ""
+    profile = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["profile"]
+    parts = [f"## The committed run\n\nTables and figures of profile `{profile}`, as they are in the clone."]
+    up = "../" * page.count("/") + folder.relative_to(ROOT).as_posix()
+    for card in read_cards(folder):
+        png = next((name for name in card.files if name.endswith(".png")), "")
+        shown = f"![{card.title}]({up}/{png})" if png else table(folder / card.files[0])
+        parts.append(f"### {card.title}\n\n{card.read}\n\n{shown}")
+    return "\n\n".join(parts)
+
+
 def write_sources(processed: Path, target: Path) -> None:
     """Write every page of the sidebar, and the front page with the navigation, as Sphinx sources."""
     names = ["index.ipynb", *(n for _, notebooks in sidebar() for n in notebooks)]
@@ -152,12 +180,12 @@ def write_sources(processed: Path, target: Path) -> None:
         page = page_name(name)
         nb = adapt(nbformat.read(processed / name, as_version=4), nbformat.read(NBS / name, as_version=4))
         relink(nb, partial(site_link, page=page))
-        if name == "index.ipynb":
-            nb.cells.append(nbformat.v4.new_markdown_cell(toctrees()))
+        added = toctrees() if name == "index.ipynb" else committed(Path(name).stem, page)
+        nb.cells += [nbformat.v4.new_markdown_cell(added)] if added else []
         place = target / f"{page}.ipynb"
         place.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(nb, place)
-    figures = sorted((ROOT / "data" / "results").rglob("*.[sp][vn]g"))
+    figures = sorted(RESULTS.rglob("*.png"))
     for source in [*figures, *(ROOT / name for name in PROJECT_PAGES)]:
         place = target / source.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -170,11 +198,12 @@ def build_site(out: Path) -> int:
     from sphinx.cmd.build import main as sphinx
 
     processed = proc_nbs(n_workers=2, force=True)
-    with tempfile.TemporaryDirectory() as folder:
-        write_sources(Path(processed), Path(folder))
+    with tempfile.TemporaryDirectory() as folder:  # Sphinx and myst-nb leave folders of their own behind
+        sources, html, trees = (str(Path(folder, name)) for name in ("sources", "html", "trees"))
+        write_sources(Path(processed), Path(sources))
+        code = sphinx(["-q", "-W", "--keep-going", "-b", "html", "-c", str(ROOT / "docs"), "-d", trees, sources, html])
         shutil.rmtree(out, ignore_errors=True)
-        code = sphinx(["-q", "-W", "--keep-going", "-b", "html", "-c", str(ROOT / "docs"), folder, str(out)])
-    shutil.rmtree(out / ".doctrees", ignore_errors=True)
+        shutil.move(html, out)
     return code
 
 

@@ -22,9 +22,11 @@ _HOMES = {
     "training.rollout": ("rollout",),
     "ood.collect": ("collect", "make_lander"),
     "ood.detector": ("build_detector", "default_board"),
-    "ood.checks": ("check_detector", "check_injector"),
+    "ood.injectors": ("check_injector",),
+    "ood.detector_checks": ("check_detector",),
     "ood.matched": ("matched_auroc",),
-    "ood.benchmark": ("BoardSpec", "run_board"),
+    "ood.cells": ("BoardSpec",),
+    "ood.benchmark": ("run_board",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -12,6 +12,7 @@ import tomllib
 import traceback
 from collections.abc import Callable, Sequence
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,7 +120,7 @@ def _list(kind: Annotated[str, typer.Argument(help="A kind, such as injector; al
         typer.echo("\ncomposed as scorer/features[+accumulator]; on the default board:\n" + "\n".join(default_board()))
 
 # %% ../nbs/cli.ipynb #train
-@_command(app, "train", "Train a registered policy recipe; continues after an interruption.",
+@_command(app, "train", "Train a policy; continues where it was stopped.",
           "rl-oodkit train dqn-lunarlander --seed 1 --out runs/dqn-1")  # fmt: skip
 def _train(
     recipe: Annotated[str, typer.Argument(help="Recipe; `rl-oodkit list policy` names them.")],
@@ -129,12 +130,14 @@ def _train(
 ) -> None:
     """Train a policy."""
     from rl_oodkit.core import registry
-    from rl_oodkit.training.sb3 import train_dqn
+    from rl_oodkit.core.runs import default_root
 
-    parameters = {} if steps is None else {"steps": steps}
-    folder = out or Path("data/runs/training") / f"{recipe}-{seed}"
-    result = train_dqn(registry.make("policy", recipe, **parameters), seed, folder)
-    typer.echo(f"policy: {result}\nfolder: {folder}")
+    made = registry.make("policy", recipe, **({} if steps is None else {"total_steps": steps}))
+    module, _, function = registry.entry("policy", recipe).tags["trainer"].partition(":")
+    folder = out or default_root() / "training" / f"{recipe}-{seed}"
+    card = getattr(import_module(module), function)(made, seed, folder)
+    found = card["returns"]
+    typer.echo(f"mean return {found['mean']:.1f} over {found['n']} fresh episodes: {folder}")
 
 # %% ../nbs/cli.ipynb #collect
 def _number(text: str | None) -> float | str | None:
@@ -145,7 +148,7 @@ def _number(text: str | None) -> float | str | None:
         return text
 
 
-@_command(app, "collect", "Collect episodes, clean or disturbed, into one checksummed file.",
+@_command(app, "collect", "Collect episodes, clean or disturbed, into a file.",
           "rl-oodkit collect --injector delay --strength 3 -n 20 --out delay.npz",
           "rl-oodkit collect --split fit -n 100 --out fit.npz")  # fmt: skip
 def _collect(
@@ -215,9 +218,11 @@ def _bench_ood(
     names = {"detectors": detectors, "cells": cells, "families": families, "levels": levels}
     board = _board(spec, names | {"fit": fit, "cal": cal, "test": test, "ood": ood, "floor": floor, "seed": seed})
     if list_cells:
+        from rl_oodkit.ood.benchmark import board_detectors
         from rl_oodkit.ood.cells import board_cells
 
-        typer.echo("\n".join(cell.name for cell in board_cells(board)))
+        typer.echo("\n".join(["detectors:", *(f"  {d}" for d in board_detectors(board)), "cells:"]))
+        typer.echo("\n".join(f"  {cell.name}" for cell in board_cells(board)))
         return
     _run_board(board, out, executor, workers)
 
@@ -232,20 +237,26 @@ def _run_board(board: Any, out: Path, executor: str, workers: int) -> None:
 
     frame = run_board(board, RunStore(), make_executor(executor, workers))
     save_frame(out, frame)
-    areas = spread(frame[frame["metric"] == "auroc"], "detector", "cell")
+    areas = spread(frame[frame["metric"] == "auroc_landmark"], "detector", "cell")
     typer.echo(f"matched AUROC\n{areas.round(2).to_string()}\n\n{len(frame)} rows: {out}")
 
 # %% ../nbs/cli.ipynb #bench-speed
-@_command(bench, "speed", "Time hot paths against their references, in pairs.", "rl-oodkit bench speed --only auroc")
+@_command(
+    bench,
+    "speed",
+    "Time hot paths against their references, in pairs.",
+    "rl-oodkit bench speed",
+    "rl-oodkit bench speed --only auroc-cells",
+)
 def _bench_speed(only: Annotated[str, typer.Option(help="Ids, separated by commas; all when left out.")] = "") -> None:
     """Run the speed pairs."""
-    from rl_oodkit.reproduce.speed import run_pairs
+    from rl_oodkit.reproduce.speed import run_speed
 
-    frame = run_pairs([name for name in only.split(",") if name])
-    typer.echo(frame.to_string(index=False))
+    frame = run_speed(_words(only))
+    typer.echo(frame.to_string(index=False, float_format="{:.3g}".format))
 
 # %% ../nbs/cli.ipynb #reproduce
-@_command(app, "reproduce", "Regenerate tables and figures, and end with one self-contained report.",
+@_command(app, "reproduce", "Regenerate tables and figures, and a report.",
           "rl-oodkit reproduce --profile quick", "rl-oodkit reproduce ood_board --profile full --workers 4",
           "rl-oodkit reproduce --list")  # fmt: skip
 def _reproduce(
@@ -282,14 +293,14 @@ def _reproduce(
         typer.echo("\n".join(f"published {path}" for path in session.publish()))
 
 # %% ../nbs/cli.ipynb #verify
-@_command(app, "verify", "Run the promises about reliability and print what was run.",
+@_command(app, "verify", "Run the promises and print what was run.",
           "rl-oodkit verify --short", "rl-oodkit verify 10 --full", "rl-oodkit verify robustness")  # fmt: skip
 def _verify(
     rows: Annotated[list[str] | None, typer.Argument(help="Row numbers or areas; all when left out.")] = None,
     full: Annotated[bool, typer.Option("--full/--short", help="Stated counts, or small ones.")] = False,
 ) -> None:
     """Run promises."""
-    from rl_oodkit.reproduce.promises import evidence_table, run_promises
+    from rl_oodkit.reproduce.evidence import evidence_table, run_promises
 
     found = run_promises(rows or [], "full" if full else "short", tell=lambda text: typer.echo(text, err=True))
     typer.echo(evidence_table(found))
@@ -298,7 +309,7 @@ def _verify(
         raise RlOodkitError(f"{len(broken)} promise(s) broken: {'; '.join(broken)}")
 
 
-@_command(app, "doctor", "Check the installation: software, files, place for results.", "rl-oodkit doctor")
+@_command(app, "doctor", "Check software, files and space.", "rl-oodkit doctor")
 def _doctor() -> None:
     """Run the checks."""
     from rl_oodkit.reproduce.doctor import examine

@@ -203,15 +203,20 @@ def check_array(
     (2, 2)
     """
     array = _as_numeric(x, name)
-    if ndim is not None and array.ndim != ndim:
-        raise ShapeError(f"{name} has {array.ndim} dimensions, not {ndim}", where=f"shape {array.shape}")
-    if width is not None and (array.ndim == 0 or array.shape[-1] != width):
-        raise ShapeError(f"{name} has shape {array.shape}", instead=f"Its last axis must have length {width}.")
-    if min_rows and (array.ndim == 0 or len(array) < min_rows):
-        raise ShapeError(f"{name} has shape {array.shape}", instead=f"At least {min_rows} row(s) are needed.")
+    _check_shape(array, name, ndim, width, min_rows)
     if finite:
         _check_finite(array, name, allow_nan)
     return array if dtype is None else _cast(array, name, dtype)
+
+# %% ../../nbs/core/00_errors.ipynb #check-shape
+def _check_shape(array: np.ndarray, name: str, ndim: int | None, width: int | None, min_rows: int) -> None:
+    """Raise if the number of dimensions or a length is wrong."""
+    if ndim is not None and array.ndim != ndim:
+        raise ShapeError(f"{name} has {array.ndim} dimensions, not {ndim}", where=f"shape {array.shape}")
+    if width is not None and array.shape[-1:] != (width,):
+        raise ShapeError(f"{name} has shape {array.shape}", instead=f"Its last axis must have length {width}.")
+    if min_rows and (array.ndim == 0 or len(array) < min_rows):
+        raise ShapeError(f"{name} has shape {array.shape}", instead=f"At least {min_rows} row(s) are needed.")
 
 # %% ../../nbs/core/00_errors.ipynb #check-finite
 def _check_finite(array: np.ndarray, name: str, allow_nan: bool) -> None:

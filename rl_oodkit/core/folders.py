@@ -185,8 +185,15 @@ def commit(root: Path, folder: Path, contents: Mapping[str, bytes]) -> None:
     except OSError as reason:
         raise files.store_error("written", folder, reason, "Finished units are intact.") from reason
     finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        _remove(scratch)
     files.sync_folder(folder.parent)
+
+
+def _remove(scratch: Path) -> None:
+    """Remove a scratch folder, and try once more if the disk refuses once."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    if scratch.exists():
+        shutil.rmtree(scratch, ignore_errors=True)
 
 # %% ../../nbs/core/11_folders.ipynb #swap
 def _swap(new: Path, folder: Path, aside: Path) -> None:

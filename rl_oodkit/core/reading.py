@@ -69,9 +69,7 @@ def _read(x: Any, hint: Any, name: str) -> Any:
     if origin in (typing.Union, types.UnionType):
         return _read_union(x, args, name)
     if origin is typing.Literal:
-        if x not in args:
-            raise ParameterError(f"{name} is {x!r}", instead=f"It must be one of {', '.join(map(repr, args))}.")
-        return x
+        return _read_choice(x, args, name)
     if dataclasses.is_dataclass(origin):
         return x if isinstance(x, origin) else _read_dataclass(origin, x, name)
     if origin in (list, tuple):
@@ -79,6 +77,13 @@ def _read(x: Any, hint: Any, name: str) -> Any:
     if isinstance(origin, type) and issubclass(origin, Mapping):
         return _read_mapping(x, args, name)
     return _read_leaf(x, origin, name)
+
+
+def _read_choice(x: Any, args: tuple[Any, ...], name: str) -> Any:
+    """Accept one of the listed values."""
+    if x not in args:
+        raise ParameterError(f"{name} is {x!r}", instead=f"It must be one of {', '.join(map(repr, args))}.")
+    return x
 
 
 def _read_leaf(x: Any, hint: Any, name: str) -> Any:

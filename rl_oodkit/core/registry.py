@@ -154,7 +154,7 @@ def _load(kind: str) -> None:
 def _import(kind: str, name: str) -> None:
     """Import one module of the table."""
     if find_spec(name) is None:
-        return
+        raise ImportError(f"{name} is missing, which should hold entries of kind {kind!r}. Install the package again.")
     import_module(name)
 
 # %% ../../nbs/core/04_registry.ipynb #load-plugins
@@ -357,8 +357,10 @@ def make(kind: str, id: str, /, **params: Any) -> Any:
     3.0
     """
     found = entry(kind, id)
+    signature = inspect.signature(found.obj)
     try:
-        inspect.signature(found.obj).bind(**params)
+        signature.bind_partial(**params)  # first what is unknown, then what is missing
+        signature.bind(**params)
     except TypeError as reason:
         known = ", ".join(name for name, _ in parameters(kind, id)) or "none"
         raise ParameterError(str(reason), where=f"{kind} {id!r}", instead=f"Parameters are: {known}.") from None

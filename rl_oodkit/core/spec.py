@@ -29,16 +29,14 @@ def _plain(x: Any) -> Any:
     """Reduce a value to dictionaries, lists and scalars."""
     if x is None or isinstance(x, (bool, int, float, str)):
         return x
-    if isinstance(x, np.generic):
-        return _plain(x.item())
+    if isinstance(x, (np.generic, np.ndarray)):
+        return _plain(x.tolist())
     if dataclasses.is_dataclass(x) and not isinstance(x, type):
         return {f.name: _plain(getattr(x, f.name)) for f in dataclasses.fields(x) if f.init}
     if isinstance(x, Mapping):
         return {_plain_key(k): _plain(v) for k, v in x.items()}
     if isinstance(x, (list, tuple)):
         return [_plain(v) for v in x]
-    if isinstance(x, np.ndarray):
-        return _plain(x.tolist())
     if isinstance(x, PurePath):
         return x.as_posix()
     raise ParameterError(f"a value of type {type(x).__name__} has no written form", where=repr(x)[:60])

@@ -40,7 +40,7 @@ class TrailingMean(Standardised):
     Examples
     --------
     >>> TrailingMean(width=2).calibrate([[0.0, 0.0, 1.0]]).run([[1.0, 3.0, 5.0]]).round(2).tolist()
-    [[1.25, 2.5, 5.0]]
+    [[0.62, 2.5, 5.0]]
     """
 
     def __init__(self, width: int = 20) -> None:
@@ -55,7 +55,7 @@ class TrailingMean(Standardised):
         state, rows = state.copy(), np.arange(len(state))
         state[rows, state[:, -1].astype(int) % self.width] = self.standardise(s)
         state[:, -1] += 1
-        return state, state[:, :-1].sum(axis=1) / np.minimum(state[:, -1], self.width)
+        return state, state[:, :-1].sum(axis=1) / self.width
 
 
 @register("accumulator", "ewma")

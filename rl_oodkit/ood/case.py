@@ -133,9 +133,9 @@ class Case:
     20
     """
 
-    injector: Injector
-    make_env: Callable[[], gym.Env] = lunar_lander
-    seeds: Sequence[int] = (1_000_001, 1_000_002)
+    injector: Injector  # the law to be checked
+    make_env: Callable[[], gym.Env] = lunar_lander  # makes the bare environment
+    seeds: Sequence[int] = (1_000_001, 1_000_002)  # environment seeds
     act: Callable[[np.ndarray], Any] | None = None  # by default the probe
     scale: SensorScale | None = None  # by default the registered one
     steps: int = 60  # most steps of an episode
@@ -171,7 +171,7 @@ class Case:
         seed : int
             Environment seed.
         act : callable, optional
-            Rule of action; by default the case's.
+            From an observation of shape (d,) to an action; by default the case's rule.
 
         Returns
         -------
@@ -205,6 +205,7 @@ class Case:
         Returns
         -------
         callable
+            From an observation of shape (d,) to an action.
         """
         if self.act is None:
             object.__setattr__(self, "act", probe(self.make_env().action_space))
@@ -256,9 +257,7 @@ def fail(case: Case, law: str, step: int, what: str) -> None:
     raise InjectorLawError(f"law {law!r} is broken: {what}", where=where, instead="Mend the hook that does it.")
 
 
-def same_until(
-    case: Case, law: str, a: Play, b: Play, fields: Sequence[str], until: int | None = None
-) -> None:
+def same_until(case: Case, law: str, a: Play, b: Play, fields: Sequence[str], until: int | None = None) -> None:
     """Raise unless two episodes agree to the bit.
 
     Parameters

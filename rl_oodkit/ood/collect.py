@@ -156,6 +156,12 @@ def collect(
         If the disturbance is not configured sensibly.
     EmptySplitError
         If every episode ended before its onset.
+
+    Examples
+    --------
+    >>> batch = collect("dqn-lunarlander", 2, "ood", injector="gravity", strength="light")
+    >>> batch.n_episodes, batch.meta["strength"]
+    (2, 0.18)
     """
     policy = load_policy(policy) if isinstance(policy, str) else policy
     law = None if injector is None else make_injector(injector, strength)
@@ -212,6 +218,11 @@ def collection_spec(
     Returns
     -------
     RunSpec
+
+    Examples
+    --------
+    >>> collection_spec(load_policy("dqn-lunarlander"), 5, "fit").task
+    'ood.collect'
     """
     law = None if injector is None else make_injector(injector, strength)
     params = _recipe(law, schedule or Schedule(), floor, seed, split) | {"n": int(n), "record": sorted(record)}
@@ -238,7 +249,9 @@ def _from_arrays(arrays: dict[str, np.ndarray]) -> Trajectories:
     return Trajectories(**plain, internals=inner, meta=json.loads(str(arrays["meta"])))
 
 
-def collect_cached(policy: Policy | str, n: int, split: str, *, store: RunStore | None = None, **options: Any) -> Trajectories:
+def collect_cached(
+    policy: Policy | str, n: int, split: str, *, store: RunStore | None = None, **options: Any
+) -> Trajectories:
     """Collect, or load what was collected before.
 
     Parameters
@@ -262,6 +275,13 @@ def collect_cached(policy: Policy | str, n: int, split: str, *, store: RunStore 
     ------
     RlOodkitError
         As `collect`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     collect_cached("dqn-lunarlander", 2, "val", store=RunStore(folder)).n_episodes
+    2
     """
     policy = load_policy(policy) if isinstance(policy, str) else policy
     store = RunStore() if store is None else store

@@ -120,9 +120,9 @@ class InjectionSpec:
     array([0. , 0.5])
     """
 
-    observation_space: gym.spaces.Box
-    action_space: gym.Space
-    scale: SensorScale | None = None
+    observation_space: gym.spaces.Box  # of shape (d,)
+    action_space: gym.Space  # discrete, or of shape (m,)
+    scale: SensorScale | None = None  # unit of the sensors, where known
 
     def __post_init__(self) -> None:
         width = self.observation_space.shape[0]
@@ -335,6 +335,17 @@ def begins(state: SimpleNamespace) -> bool:
     Returns
     -------
     bool
+
+    Examples
+    --------
+    >>> law = Injector(0.0)
+    >>> state = law.start(None, None)
+    >>> law.see(state, None)
+    >>> begins(state)
+    True
+    >>> law.see(state, None)
+    >>> begins(state)
+    False
     """
     fresh = state.last != state.seen - 1
     state.last = state.seen

@@ -40,7 +40,7 @@ def uniform_hash(key: np.ndarray, counter: np.ndarray) -> np.ndarray:
     Examples
     --------
     >>> uniform_hash(np.array([1, 1], np.uint64), np.array([0, 1])).round(3)
-    array([0.569, 0.751])
+    array([0.567, 0.746])
     """
     z = key.astype(np.uint64) + (counter.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -107,12 +107,20 @@ class Detector:
         -------
         float64 array of shape (E, Tmax)
             NaN where there is no score.
+
+        Raises
+        ------
+        DetectorOutputError
+            If there is not one score a transition, or one is infinite.
         """
         view = View(trajs, self.reads)
         scores = np.array(self._scores(view), dtype=float)
         if scores.shape != (view.n_steps,):
             what = f"detector {self.id!r} returned shape {scores.shape} for {view.n_episodes} episodes"
             raise DetectorOutputError(what, instead=f"Return one score for each of {view.n_steps} transitions.")
+        if np.isinf(scores).any():
+            i = np.searchsorted(view.step_starts, np.argmax(np.isinf(scores)), side="right") - 1
+            raise DetectorOutputError(f"detector {self.id!r} gave episode {i} an infinite score")
         scores[view.terminal] = np.nan
         return view.padded(scores)
 

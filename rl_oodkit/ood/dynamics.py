@@ -20,7 +20,9 @@ from .features import clean_scale
 from .row_scorer import RowScorer, subsample, whitener
 
 # %% ../../nbs/ood/13_dynamics.ipynb #split-columns
-def split_columns(X: np.ndarray, n_targets: int | None, n_actions: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def split_columns(
+    X: np.ndarray, n_targets: int | None, n_actions: int | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return observation, action and target columns of rows.
 
     Parameters
@@ -75,7 +77,7 @@ def monomials(x: np.ndarray) -> np.ndarray:
     return np.concatenate([np.ones((len(x), 1)), x, x[:, i] * x[:, j]], axis=1)
 
 # %% ../../nbs/ood/13_dynamics.ipynb #ridge-class
-@register("scorer", "ridge", board=("ridge/transition", "ridge/transition+cusum"))
+@register("scorer", "ridge", board=("ridge/transition", "ridge/transition+cusum", "ridge/transition+martingale"))
 class RidgeDynamics(RowScorer):
     """Score by the residual of a quadratic law fitted for each action.
 
@@ -108,7 +110,8 @@ class RidgeDynamics(RowScorer):
     def _fit(self, X: np.ndarray) -> None:
         """Fit the law of all rows, then one for each action with rows enough."""
         action = split_columns(X, self.n_targets, self.n_actions)[1]
-        self.discrete_ = action.shape[1] > 0 and bool(np.isin(action, (0, 1)).all() and (action.sum(axis=1) <= 1).all())
+        one_hot = np.isin(action, (0, 1)).all() and (action.sum(axis=1) <= 1).all()
+        self.discrete_ = action.shape[1] > 0 and bool(one_hot)
         x, y, code = self._parts(X)
         self.laws_ = {0: self._law(x, y)}
         for a in range(1, action.shape[1] + 1 if self.discrete_ else 1):
@@ -239,7 +242,7 @@ class EnsembleDistance(EnsembleDynamics):
 
     References
     ----------
-    Haider et al. (2023), arXiv:2303.04891, with the expectation in closed form.
+    Haider et al. (2023), AAMAS, pages 851-859, with the expectation in closed form.
 
     Examples
     --------
@@ -258,7 +261,7 @@ class EnsembleDisagreement(EnsembleDynamics):
 
     References
     ----------
-    Chua et al. (2018), arXiv:1805.12114, section 4.
+    Chua et al. (2018), arXiv:1805.12114.
 
     Examples
     --------

@@ -8,6 +8,7 @@ __all__ = ['LOG_VARIANCE', 'initial_weights', 'bootstrap_batches', 'train_ensemb
 # %% ../../nbs/ood/12_ensembles.ipynb #ensembles-imports
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def initial_weights(seed: int, members: int, sizes: tuple[int, ...]) -> list[np.
 
     Returns
     -------
-    list of float32 arrays of shapes (members, p, q) and (members, 1, q), in turn
+    list of float32 arrays of shape (members, p, q) and of shape (members, 1, q), in turn
         Weights with standard deviation 1/sqrt(p), and zero offsets.
 
     Examples
@@ -41,7 +42,7 @@ def initial_weights(seed: int, members: int, sizes: tuple[int, ...]) -> list[np.
     [(5, 3, 64), (5, 1, 64), (5, 64, 2), (5, 1, 2)]
     """
     rng, weights = stream(seed, "ensemble", "weights"), []
-    for p, q in zip(sizes, sizes[1:]):
+    for p, q in pairwise(sizes):
         weights.append(rng.normal(0.0, max(p, 1) ** -0.5, (members, p, q)).astype(np.float32))
         weights.append(np.zeros((members, 1, q), dtype=np.float32))
     return weights
@@ -95,7 +96,7 @@ def train_ensemble(x: np.ndarray, y: np.ndarray, seed: int, members: int, hidden
 
     Returns
     -------
-    list of float64 arrays
+    list of float64 arrays of shape (members, ...)
         As in `initial_weights`, for layers (p, hidden, hidden, 2 q).
 
     References
@@ -153,7 +154,7 @@ def predict(weights: list[np.ndarray], x: np.ndarray) -> tuple[np.ndarray, np.nd
 
     Parameters
     ----------
-    weights : list of float64 arrays
+    weights : list of float64 arrays of shape (B, p, q) and of shape (B, 1, q), in turn
         As `train_ensemble` returns them, for B members.
     x : float array of shape (n, p)
         Inputs of unit scale.

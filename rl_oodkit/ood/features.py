@@ -211,9 +211,12 @@ class ObservationFeatures(Features):
         return {"next": len(self.mean_)}
 
     def _z(self, observations: np.ndarray) -> np.ndarray:
-        """Standardise observations of the fitted width."""
-        o = check_array(observations, "observations", width=len(self.mean_), finite=False)
-        return (o.astype(float) - self.mean_) / self.sd_
+        """Standardise finite observations of the fitted width."""
+        return (self._checked(observations) - self.mean_) / self.sd_
+
+    def _checked(self, observations: np.ndarray) -> np.ndarray:
+        """Return finite observations of the fitted width in double precision."""
+        return check_array(observations, "observations", width=len(self.mean_), dtype=float)
 
     def _rows(self, trajs: Trajectories) -> np.ndarray:
         """Standardise every next observation."""
@@ -257,8 +260,8 @@ class TransitionFeatures(ObservationFeatures):
 
     def _join(self, before: np.ndarray, actions: np.ndarray, after: np.ndarray) -> np.ndarray:
         """Assemble rows from float64 observations and actions."""
-        change = (after - before) / self.change_sd_
-        return np.concatenate([self._z(before), self._action_block(actions), change], axis=1)
+        z, change = self._z(before), (self._checked(after) - before) / self.change_sd_
+        return np.concatenate([z, self._action_block(actions), change], axis=1)
 
     def _rows(self, trajs: Trajectories) -> np.ndarray:
         """Assemble the rows of a batch."""
@@ -350,11 +353,12 @@ class InternalFeatures(Features):
     def _rows(self, trajs: Trajectories) -> np.ndarray:
         """Pick the rows of the next observations."""
         found = self._recorded(trajs.internals, "internals")
-        return check_array(found, self.name, width=self.widths[self.blocks[0]], finite=False)[next_rows(trajs)]
+        return check_array(found, self.name, width=self.widths[self.blocks[0]])[next_rows(trajs)]
 
     def _row(self, transition: Transition) -> np.ndarray:
         """Pick the row that came with the transition."""
-        return self._recorded(transition.policy, "transition.policy")
+        found = self._recorded(transition.policy, "transition.policy")
+        return check_array(found, self.name, width=self.widths[self.blocks[0]])
 
 
 @register("features", "q")

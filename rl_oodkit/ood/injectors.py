@@ -7,7 +7,6 @@ __all__ = ['episode_onset', 'InjectorWrapper', 'injector_levels', 'make_injector
 
 # %% ../../nbs/ood/03_injectors.ipynb #injectors-imports
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from operator import le
 from typing import Any
@@ -77,7 +76,6 @@ def _check_fit(env: gym.Env, injector: Injector | None, schedule: Schedule | Non
 
 # %% ../../nbs/ood/03_injectors.ipynb #injectorwrapper
 _HOOKS = ("action", "physics", "observe", "reward")
-_NOTHING = nullcontext()  # may be entered any number of times
 
 
 class InjectorWrapper(gym.Wrapper):
@@ -128,7 +126,7 @@ class InjectorWrapper(gym.Wrapper):
         self.floor = floor if floor is not None and floor.sigma > 0 else None
         self._layout = InjectionSpec(env.observation_space, env.action_space, scale or _registered_scale(env))
         self._bounds = env.observation_space.low.tolist(), env.observation_space.high.tolist()
-        self._plant = env.unwrapped
+        self._plant, self._shape, self._dtype = env.unwrapped, env.observation_space.shape, env.observation_space.dtype
         self._hooks = {h for h in _HOOKS if getattr(type(injector), h, None) is not getattr(Injector, h)}
         self._onset, self._offset, self._t, self._count = -1, -1, 0, 0
 
@@ -182,8 +180,7 @@ class InjectorWrapper(gym.Wrapper):
         self._t += 1
         c = profile if self._acts(profile) else 0.0
         executed = self.injector.action(self._state, action, c) if c and "action" in self._hooks else action
-        with self._surroundings(executed, c):
-            observation, reward, terminated, truncated, info = self.env.step(executed)
+        observation, reward, terminated, truncated, info = self._advance(executed, c)
         true, clean = self._sense(observation)
         delivered, clipped = self._deliver(clean, c)
         if c and "reward" in self._hooks:
@@ -195,11 +192,12 @@ class InjectorWrapper(gym.Wrapper):
         """Tell whether the strength in force differs from the identity value."""
         return profile > 0 and self.injector.at(profile) != self.injector.identity
 
-    def _surroundings(self, executed: Any, c: float) -> AbstractContextManager:
-        """Return the context of the step."""
-        if c and "physics" in self._hooks:
-            return self.injector.physics(self._state, self._plant, executed, c)
-        return _NOTHING
+    def _advance(self, executed: Any, c: float) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Take the environment's step, inside the law's physics where it has any."""
+        if not (c and "physics" in self._hooks):
+            return self.env.step(executed)
+        with self.injector.physics(self._state, self._plant, executed, c):
+            return self.env.step(executed)
 
     def _sense(self, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Copy what the environment says, and add the floor."""
@@ -222,10 +220,10 @@ class InjectorWrapper(gym.Wrapper):
 
     def _checked(self, out: np.ndarray) -> np.ndarray:
         """Return the law's output in the space's dtype; raise if it has another shape."""
-        if np.shape(out) != self._layout.observation_space.shape:
+        if np.shape(out) != self._shape:
             where = f"{type(self.injector).__name__}, step {self._t - 1}"
             raise InjectorLawError(f"observe returned shape {np.shape(out)}", where=where, instead="Keep the shape.")
-        return np.asarray(out, dtype=self._layout.observation_space.dtype)
+        return np.asarray(out, dtype=self._dtype)
 
     @staticmethod
     def _note(active: bool, executed: Any, true: np.ndarray, clipped: bool) -> dict[str, Any]:
@@ -249,6 +247,11 @@ def injector_levels(injector_id: str) -> dict[str, float]:
     ------
     UnknownIdError
         If there is no such injector.
+
+    Examples
+    --------
+    >>> injector_levels("adelay")["extreme"]
+    6
     """
     return dict(entry("injector", injector_id).tags.get("levels", {}))
 
@@ -277,6 +280,11 @@ def make_injector(injector: str | Injector, strength: float | str | None = None,
         If the strength is outside the law's range, or no level of this name.
     ParameterError
         If a parameter is unknown.
+
+    Examples
+    --------
+    >>> make_injector("gain", "strong"), make_injector("gain", 0.4).strength
+    (Gain(strength=-0.5), 0.4)
     """
     if isinstance(injector, Injector):
         return injector if strength is None else replace(injector, strength=strength)
@@ -300,9 +308,19 @@ def injector_id(injector: Injector) -> str:
     Returns
     -------
     str
+
+    Examples
+    --------
+    >>> injector_id(make_injector("hold", 4))
+    'hold'
     """
-    known = [e.id for e in entries("injector") if e.qualname == type(injector).__qualname__]
-    return known[0] if known else type(injector).__name__
+    law = type(injector)
+    known = [
+        e.id
+        for e in entries("injector")
+        if e.obj is law or (e.module, e.qualname) == (law.__module__, law.__qualname__)
+    ]
+    return known[0] if known else law.__name__
 
 # %% ../../nbs/ood/03_injectors.ipynb #check-injector
 def check_injector(
@@ -333,6 +351,11 @@ def check_injector(
     ------
     InjectorLawError
         Naming the law, the injector and the step at which it breaks.
+
+    Examples
+    --------
+    >>> check_injector("gain", seeds=(1,))["prefix"]
+    2
     """
     from rl_oodkit.ood.laws import check_laws  # the laws are built on this module
 

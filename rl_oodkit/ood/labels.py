@@ -95,10 +95,10 @@ class Split:
     400
     """
 
-    name: str
+    name: str  # as in `SPLITS`
     first: int  # first environment seed of the range
     size: int  # episodes of a full benchmark; 'ood' counts one cell
-    purpose: str
+    purpose: str  # what its episodes may be used for
 
 
 BLOCK = 10_000  # episodes of one repetition, at most

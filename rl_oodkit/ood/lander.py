@@ -27,9 +27,9 @@ from .sensors import ObservationLaw
 # %% ../../nbs/ood/07_lander.ipynb #lander-env
 LANDER_SCALE = SensorScale(
     continuous=(0, 1, 2, 3, 4, 5),
-    sd=(0.149, 0.484, 0.214, 0.275, 0.127, 0.102),
+    sd=(0.1734, 0.4715, 0.2054, 0.1382, 0.08838, 0.06395),
     binary=(6, 7),
-    source="standard deviation over TODO",
+    source="standard deviation over 200 clean fit episodes of dqn-lunarlander, sha256 a24b059d",
 )
 
 
@@ -41,6 +41,11 @@ def lunar_lander() -> gym.Env:
     -------
     gymnasium.Env
         Observations of shape (8,) float32; actions 0 nothing, 1 left, 2 main, 3 right engine.
+
+    Examples
+    --------
+    >>> lunar_lander().spec.max_episode_steps
+    1000
     """
     return gym.make("LunarLander-v3", disable_env_checker=True)
 
@@ -68,6 +73,13 @@ def lander_parameters(env: gym.Env) -> dict[str, Any]:
     -------
     dict of str to float or tuple
         Gravity, engine powers, masses, dampings, frictions, and the wind switches.
+
+    Examples
+    --------
+    >>> env = lunar_lander()
+    >>> _ = env.reset(seed=0)
+    >>> lander_parameters(env)["gravity"]
+    (0.0, -10.0)
     """
     plant = env.unwrapped
     bodies = [plant.lander, *plant.legs]
@@ -130,7 +142,9 @@ class MainPower(_EngineLaw):
     power: ClassVar[str] = "MAIN_ENGINE_POWER"
 
 
-@register("injector", "sidep", family="regime", levels={"light": -0.63, "medium": -0.79, "strong": -0.9, "harmless": 1.0})
+@register(
+    "injector", "sidep", family="regime", levels={"light": -0.63, "medium": -0.79, "strong": -0.9, "harmless": 1.0}
+)
 class SidePower(_EngineLaw):
     """Scale the side engines' power by 1 + k."""
 

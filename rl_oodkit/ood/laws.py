@@ -216,8 +216,8 @@ def _law_strength(case: Case) -> int:
 LAWS: Mapping[str, Callable[[Case], int]] = MappingProxyType(
     {
         "strength": _law_strength,
-        "identity": _law_identity,
         "prefix": _law_prefix,
+        "identity": _law_identity,
         "repeatable": _law_repeatable,
         "labels": _law_labels,
         "inactive": _law_inactive,
@@ -269,6 +269,11 @@ def check_laws(
         Naming the law, the injector and the step.
     UnknownIdError
         If there is no such injector.
+
+    Examples
+    --------
+    >>> check_laws("noise", seeds=(1,))["isolation"]
+    1
     """
     if make_env is not None:
         options = {"parameters": lambda env: None, **options, "make_env": make_env}
@@ -303,6 +308,11 @@ def check_relations(seeds: Sequence[int] = (1_000_001, 1_000_002), **options: An
     ------
     InjectorLawError
         Naming the relation, the injector and the step.
+
+    Examples
+    --------
+    >>> check_relations(seeds=(1,))["delay(1) is adelay(1)"]
+    1
     """
     make = make_injector
     equal = {f"delay({k}) is adelay({k})": ([make("delay", k)], [make("adelay", k)]) for k in (1, 2, 5)}

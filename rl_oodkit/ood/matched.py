@@ -14,8 +14,9 @@ import numpy as np
 
 from ..core.errors import ShapeError, check_array, check_integer
 from ..core.registry import Entry, entries, register
-from ..stats.bootstrap import auprc_bootstrap, auroc_bootstrap, fpr_at_tpr_bootstrap
+from ..stats.bootstrap import auroc_bootstrap
 from ..stats.ranking import auprc_by_step, auroc_by_step, counts_by_step, fpr_at_tpr_by_step, time_weights
+from ..stats.rate_bootstrap import auprc_bootstrap, fpr_at_tpr_bootstrap
 from ..training.trajectories import Trajectories
 
 # %% ../../nbs/ood/20_matched.ipynb #pad-active

@@ -211,7 +211,7 @@ def _collected(detector: Any, view: View) -> np.ndarray:
         return detector.score_batch(view)
     whole: Any = view._trajs
     rows = [detector.score_samples(View(single(whole.episode(i)), view.reads)) for i in range(view.n_episodes)]
-    for i, (row, length) in enumerate(zip(rows, view.lengths)):
+    for i, (row, length) in enumerate(zip(rows, view.lengths, strict=True)):
         if np.shape(row) != (length,):
             what = f"detector {detector.id!r} returned shape {np.shape(row)} for episode {i}"
             raise DetectorOutputError(what, instead=f"Return one score for each of its {length} transitions.")

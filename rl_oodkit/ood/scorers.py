@@ -132,7 +132,7 @@ class Forest(RowScorer):
         return -self.forest_.score_samples(X)
 
 # %% ../../nbs/ood/11_scorers.ipynb #mixture-class
-@register("scorer", "gmm", board=("gmm/transition", "gmm/transition+cusum", "gmm/transition+martingale"))
+@register("scorer", "gmm", board=("gmm/transition", "gmm/transition+cusum"))
 class Mixture(RowScorer):
     """Score by negative log-density under a Gaussian mixture.
 

@@ -24,7 +24,9 @@ class ObservationLaw(Injector):
     layer: ClassVar[str] = "observation"
 
 # %% ../../nbs/ood/04_sensors.ipynb #noise
-@register("injector", "noise", family="observation", levels={"light": 0.009, "medium": 0.014, "strong": 0.09, "extreme": 0.5})
+@register(
+    "injector", "noise", family="observation", levels={"light": 0.009, "medium": 0.014, "strong": 0.09, "extreme": 0.5}
+)
 class Noise(ObservationLaw):
     """Add independent noise of k scales."""
 
@@ -35,7 +37,9 @@ class Noise(ObservationLaw):
         return observation + self.at(c) * state.spec.sd * state.rng.standard_normal(observation.shape)
 
 
-@register("injector", "ar1", family="observation", levels={"light": 0.14, "medium": 0.20, "strong": 0.34, "extreme": 0.83})
+@register(
+    "injector", "ar1", family="observation", levels={"light": 0.14, "medium": 0.20, "strong": 0.34, "extreme": 0.83}
+)
 @dataclass(frozen=True)
 class Ar1(ObservationLaw):
     """Add noise with memory, of k scales.
@@ -76,7 +80,9 @@ class _SignedLaw(ObservationLaw):
         return state
 
 
-@register("injector", "bias", family="observation", levels={"light": 0.08, "medium": 0.12, "strong": 0.20, "extreme": 0.55})
+@register(
+    "injector", "bias", family="observation", levels={"light": 0.08, "medium": 0.12, "strong": 0.20, "extreme": 0.55}
+)
 class Bias(_SignedLaw):
     """Add a constant of k scales, with a random sign per channel."""
 
@@ -87,7 +93,9 @@ class Bias(_SignedLaw):
         return observation + self.at(c) * state.direction
 
 
-@register("injector", "drift", family="observation", levels={"light": 0.095, "medium": 0.13, "strong": 0.26, "extreme": 0.76})
+@register(
+    "injector", "drift", family="observation", levels={"light": 0.095, "medium": 0.13, "strong": 0.26, "extreme": 0.76}
+)
 @dataclass(frozen=True)
 class Drift(_SignedLaw):
     """Move the observation slowly to a bias of k scales.
@@ -110,7 +118,9 @@ class Drift(_SignedLaw):
         return observation + self.at(c) * min(state.age / self.span, 1.0) * state.direction
 
 # %% ../../nbs/ood/04_sensors.ipynb #spike
-@register("injector", "spike", family="observation", levels={"light": 0.145, "medium": 0.20, "strong": 0.28, "extreme": 0.4})
+@register(
+    "injector", "spike", family="observation", levels={"light": 0.145, "medium": 0.20, "strong": 0.28, "extreme": 0.4}
+)
 @dataclass(frozen=True)
 class Spike(ObservationLaw):
     """Throw one random channel off, with probability k at each step.
@@ -164,7 +174,9 @@ class Quant(ObservationLaw):
         return out
 
 # %% ../../nbs/ood/04_sensors.ipynb #dropout
-@register("injector", "dropout", family="observation", levels={"light": 0.07, "medium": 0.10, "strong": 0.18, "extreme": 0.33})
+@register(
+    "injector", "dropout", family="observation", levels={"light": 0.07, "medium": 0.10, "strong": 0.18, "extreme": 0.33}
+)
 class Dropout(ObservationLaw):
     """Replace each continuous channel by zero, with probability k."""
 

@@ -23,7 +23,7 @@ from ..training.checkpoint import load_policy
 from ..training.policy import Policy, RandomPolicy
 from ..training.rollout import rollout
 
-# %% ../../nbs/ood/09_strengths.ipynb #normalised-return
+# %% ../../nbs/ood/09_strengths.ipynb #normalised-return-code
 HARMFUL = 0.95  # a normalised return below this counts as harm
 
 
@@ -86,8 +86,8 @@ class Trial:
     2
     """
 
-    policy: Policy
-    law: Injector
+    policy: Policy  # frozen
+    law: Injector  # at any strength
     n: int = 100  # episodes
     floor: float = 0.0  # sensor scales
     seed: int = 0  # repetition
@@ -194,6 +194,12 @@ def calibrate_strengths(
     ------
     ParameterError
         If the law is a code or a reward law.
+
+    Examples
+    --------
+    >>> calibrate_strengths(RandomPolicy(4, 0), "rnoise")
+    Traceback (most recent call last):
+    rl_oodkit.core.errors.ParameterError: a reward law changes the return itself (rnoise). Choose ... by hand.
     """
     policy = load_policy(policy) if isinstance(policy, str) else policy
     law, levels = make_injector(injector), injector_levels(injector)

@@ -114,6 +114,8 @@ def lag_view(
     onset = check_array(onset, "onset", ndim=1, dtype=np.int64)
     if len(onset) != len(y):
         raise ShapeError(f"{len(onset)} onsets for {len(y)} episodes", where="lag_view")
+    end = int(onset.max(initial=0)) + max((last for _, last in lags), default=0)
+    x, y = x[:, :end], y[:, :end]
     seen = np.where(onset[:, None] < 0, 0, np.arange(y.shape[1]) - onset[:, None] + 1)
     rows = []
     for first, last in lags:

@@ -70,9 +70,13 @@ def _short(value: float) -> str:
 
 
 def heatmap(
-    table: pd.DataFrame, groups: Mapping[str, str] | None = None, *, label: str = "matched AUROC", centre: float = 0.5
+    table: pd.DataFrame,
+    groups: Mapping[str, str] | None = None,
+    *,
+    label: str = "matched AUROC",
+    centre: float | None = 0.5,
 ) -> Any:
-    """Draw a rectangle of numbers between 0 and 1 with colours that part at the centre.
+    """Draw a rectangle of numbers between 0 and 1.
 
     Parameters
     ----------
@@ -82,8 +86,8 @@ def heatmap(
         Group of each column; columns of one group must stand together.
     label : str
         What the numbers are.
-    centre : float
-        The value that is drawn white.
+    centre : float, optional
+        The value at which the colours part, drawn white; None for a scale without such a value.
 
     Returns
     -------
@@ -105,11 +109,11 @@ def heatmap(
         raise ParameterError("nothing to draw", where="heatmap", instead="Pass at least one row and one column.")
     rows, columns = table.shape
     with _look():
-        figure, (axis,) = _grid(1, 1, min(12.0, 2.6 + 0.42 * columns), 1.5 + 0.25 * rows)
+        figure, (axis,) = _grid(1, 1, min(12.0, 3.4 + 0.42 * columns), 1.9 + 0.25 * rows)
         sns.heatmap(
-            table.astype(float), ax=axis, vmin=centre - 0.5, vmax=centre + 0.5, cmap="PuOr_r", center=centre,
+            table.astype(float), ax=axis, vmin=0, vmax=1, cmap="Blues" if centre is None else "PuOr_r", center=centre,
             annot=table.map(_short).to_numpy(), fmt="", annot_kws={"size": 7}, linewidths=0.5,
-            cbar_kws={"label": label, "shrink": 0.7, "pad": 0.01},
+            cbar_kws={"label": label, "shrink": 0.8, "pad": 0.01},
         )  # fmt: skip
         axis.set(xlabel="", ylabel="", facecolor="#D0D0D0")
         axis.tick_params(length=0)
@@ -120,12 +124,14 @@ def heatmap(
 
 
 def _head_groups(axis: Any, columns: Sequence[str], groups: Mapping[str, str]) -> None:
-    """Write each group's name above its columns, and a line between groups."""
+    """Write each group's name above its columns, slanted where it does not fit, and a line between groups."""
     names = [groups.get(column, "") for column in columns]
     starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
-    for start, end in zip(starts, [*starts[1:], len(names)], strict=True):
-        narrow = len(names[start]) > 6.5 * (end - start) / 1.0
-        axis.text((start + end) / 2, -0.15, names[start], ha="center", va="bottom", fontsize=6.5 if narrow else 8)
+    spans = list(zip(starts, [*starts[1:], len(names)], strict=True))
+    slanted = any(len(names[start]) > 5.5 * (end - start) for start, end in spans)
+    how = {"rotation": 30, "ha": "left", "rotation_mode": "anchor"} if slanted else {"ha": "center"}
+    for start, end in spans:
+        axis.text((start + end) / 2, -0.15, names[start], va="bottom", fontsize=8, **how)
         if start:
             axis.axvline(start, color="black", linewidth=1.2)
 
@@ -190,7 +196,7 @@ def _bars(axis: Any, part: pd.DataFrame, places: list[float], k: int, name: str)
 # %% ../../nbs/report/01_figures.ipynb #curves
 def curves(
     frame: pd.DataFrame, x: str, *, panel: str | None, line: str, xlabel: str, ylabel: str, columns: int = 4,
-    reference: float | None = None, logarithmic: bool = False,
+    reference: float | None = None,
 ) -> Any:  # fmt: skip
     """Draw lines with interval bands in panels that share the vertical axis.
 
@@ -210,8 +216,6 @@ def curves(
         Most panels in a row.
     reference : float, optional
         Where a horizontal line is drawn.
-    logarithmic : bool
-        Whether the horizontal axis is logarithmic.
 
     Returns
     -------
@@ -234,10 +238,7 @@ def curves(
                 _line(axis, part[part[line] == each].sort_values(x), x, k, str(each))
             if reference is not None:
                 axis.axhline(reference, color="black", linewidth=0.9, linestyle="--", zorder=1)
-            axis.set(title=name or "", xscale="log" if logarithmic else "linear")
-        low, high = _limits(frame)
-        for axis in axes:
-            axis.set_ylim(low, high)
+            axis.set(title=name or "", ylim=_limits(frame))
         figure.supxlabel(xlabel, fontsize=9)
         figure.supylabel(ylabel, fontsize=9)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(5, len(lines)))

@@ -140,9 +140,9 @@ def write_card(folder: Path | str, card: Card) -> Path:
     --------
     >>> from tempfile import mkdtemp
     >>> write_card(mkdtemp(), Card("table", "t", "T", "Read it.", ("t.csv",))).name
-    't.card.json'
+    'table-t.card.json'
     """
-    path = Path(folder) / f"{card.name}.card.json"
+    path = Path(folder) / f"{card.kind}-{card.name}.card.json"
     order = load_json(path)["order"] if path.exists() else len(read_cards(folder))
     save_json(path, {**asdict(card), "files": list(card.files), "order": order})
     return path

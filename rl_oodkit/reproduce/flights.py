@@ -17,7 +17,7 @@ from ..core.runs import RunSpec, RunStore
 from ..core.seeds import stream
 from ..ood.strengths import is_harmful, normalised_return
 from ..stats.bootstrap import episode_weights, percentile_interval
-from ..training.scorecard import rate_interval
+from ..stats.tests import clopper_pearson
 from ..training.trajectories import Trajectories
 
 # %% ../../nbs/reproduce/10_flights.ipynb #ends
@@ -182,11 +182,12 @@ def harm_row(clean: pd.DataFrame, disturbed: pd.DataFrame, random: float, *, res
         both["return_clean"].to_numpy(), both["return"].to_numpy(), random, resamples=resamples
     )
     crashed = int((both["end"] == "crashed").sum())
-    crash_low, crash_high = rate_interval(crashed, len(both))
+    crash_low, crash_high = clopper_pearson(crashed, len(both))
     return {
         "return": float(both["return"].mean()), "normalised": value, "normalised_low": low, "normalised_high": high,
         "crash": crashed / len(both), "crash_low": crash_low, "crash_high": crash_high,
-        "length": float(both["length"].mean()), "harmful": is_harmful(value), "clear": is_harmful(high) == is_harmful(low),
+        "length": float(both["length"].mean()), "harmful": is_harmful(value),
+        "clear": is_harmful(high) == is_harmful(low),
     }  # fmt: skip
 
 # %% ../../nbs/reproduce/10_flights.ipynb #remember

@@ -47,7 +47,8 @@ def _kernel_class(sockets: Path, started: list[Any]) -> type:
 
         async def _async_start_kernel(self, **options: Any) -> None:
             options["env"] = {**os.environ, **_KERNEL_ENVIRONMENT}
-            await super()._async_start_kernel(**options)
+            with open(sockets / "kernel.log", "wb") as log:
+                await super()._async_start_kernel(**options, stdout=log, stderr=log)
 
         start_kernel = _async_start_kernel
 
@@ -55,17 +56,24 @@ def _kernel_class(sockets: Path, started: list[Any]) -> type:
 
 # %% ../../nbs/reproduce/00_kernels.ipynb #relay
 class _Relay(io.TextIOBase):
-    """Pass a kernel's error stream on, each line with the notebook's name before it."""
+    """Pass a kernel's progress on, each line with the notebook's name before it."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name, self.silent = name, os.environ.get("RL_OODKIT_PROGRESS") == "0"
 
     def write(self, text: str) -> int:
+        """Print the lines that hold a count."""
         for line in re.split(r"[\r\n]+", text):
-            if line.strip() and not self.silent:
+            if re.search(r"\d+/\d+", line) and not self.silent:
                 print(f"[{self.name}] {line.rstrip()}", file=sys.stderr, flush=True)
         return len(text)
+
+
+def _last_words(log: Path) -> str:
+    """Return the last line that a kernel's process printed, or an empty text."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def _papermill(source: Path, target: Path, parameters: dict, timeout: float | None, started: list) -> None:
@@ -88,6 +96,9 @@ def _papermill(source: Path, target: Path, parameters: dict, timeout: float | No
             shutdown_kernel="immediate",
             stderr_file=_Relay(source.stem),
         )
+    except RuntimeError as error:
+        error.add_note(_last_words(sockets / "kernel.log"))
+        raise
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
 
@@ -176,7 +187,8 @@ def _reason(error: BaseException, timeout: float | None) -> str:
     if kind == "CellTimeoutError":
         return f"did not finish within {timeout:g} s"
     if kind == "DeadKernelError" or "Kernel died" in str(error):
-        return "the kernel was killed (by a signal, or for want of memory)"
+        words = "; ".join(getattr(error, "__notes__", ())).strip()
+        return "the kernel was killed (by a signal, or for want of memory)" + (f": {words}" if words else "")
     if kind == "PapermillExecutionError":
         return f"{error.ename}: {error.evalue}".strip()
     return f"{kind}: {error}"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['episode_weights', 'resampled_counts', 'auroc_bootstrap', 'weighted_mean_by_step', 'mean_auroc_bootstrap',
-           'percentile_interval', 'auprc_bootstrap', 'fpr_at_tpr_bootstrap']
+           'percentile_interval']
 
 # %% ../../nbs/stats/01_bootstrap.ipynb #bootstrap-imports
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from scipy import sparse
 from scipy.stats import norm, t as student_t
 
 from ..core.errors import ParameterError, ShapeError, check_array, check_fraction, check_integer
-from .ranking import _caught, _check_scores, _ratio, _resolution, time_weights
+from .ranking import _check_scores, _ratio, time_weights
 
 # %% ../../nbs/stats/01_bootstrap.ipynb #episode-weights
 def episode_weights(rng: np.random.Generator, n: int, resamples: int) -> np.ndarray:
@@ -173,7 +173,7 @@ def auroc_bootstrap(x: np.ndarray, y: np.ndarray, wx: np.ndarray, wy: np.ndarray
 
     References
     ----------
-    Field and Welsh (2007), Journal of the Royal Statistical Society B 69, section 3, for resampling clusters.
+    Field and Welsh (2007), Journal of the Royal Statistical Society B 69, for resampling clusters.
 
     Examples
     --------
@@ -195,7 +195,7 @@ def _check_all(x: np.ndarray, y: np.ndarray, wx: np.ndarray, wy: np.ndarray) -> 
     x, y = _check_scores(x, y)
     wx, wy = _check_weights(wx, x, "wx"), _check_weights(wy, y, "wy")
     if len(wx) != len(wy):
-        raise ShapeError(f"wx has {len(wx)} resamples and wy {len(wy)}", instead="Draw the same number for both groups.")
+        raise ShapeError(f"wx has {len(wx)} resamples, wy {len(wy)}", instead="Draw the same number for both groups.")
     return x, y, wx, wy
 
 # %% ../../nbs/stats/01_bootstrap.ipynb #weighted-mean-by-step
@@ -304,7 +304,7 @@ def percentile_interval(
     References
     ----------
     Efron and Tibshirani (1993), An Introduction to the Bootstrap, chapter 13. Hesterberg (2015), The American
-    Statistician 69, section 3.3, for the expanded tails.
+    Statistician 69 (arXiv 1411.5279), the expanded percentile interval.
 
     Examples
     --------
@@ -332,116 +332,3 @@ def _quantile(ordered: np.ndarray, last: np.ndarray, q: float) -> np.ndarray:
     under = np.take_along_axis(ordered, floor[None], axis=0)[0]
     over = np.take_along_axis(ordered, np.minimum(floor + 1, np.maximum(last, 0))[None], axis=0)[0]
     return under + (over - under) * (place - floor)
-
-# %% ../../nbs/stats/01_bootstrap.ipynb #auprc-bootstrap
-def auprc_bootstrap(
-    x: np.ndarray, y: np.ndarray, wx: np.ndarray, wy: np.ndarray, prevalence: float = 0.5
-) -> np.ndarray:
-    """Return the average precision at every step of every resample, at a fixed prevalence.
-
-    Parameters
-    ----------
-    x : float array of shape (n, T)
-        Clean scores, NaN where absent.
-    y : float array of shape (p, T)
-        Disturbed scores, NaN where absent. Higher is more anomalous.
-    wx : int array of shape (B, n)
-        How often each clean episode was drawn.
-    wy : int array of shape (B, p)
-        How often each disturbed episode was drawn.
-    prevalence : float
-        Assumed share of disturbed episodes, in (0, 1).
-
-    Returns
-    -------
-    float64 array of shape (B, T)
-        NaN where a resample has no clean or no disturbed score.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not fit.
-    NonFiniteError
-        If a score is infinite.
-    ParameterError
-        If a weight is negative or the prevalence is not in (0, 1).
-
-    Examples
-    --------
-    >>> x, y = np.array([[0.0], [2.0]]), np.array([[1.0]])
-    >>> auprc_bootstrap(x, y, np.array([[1, 1], [2, 0]]), np.array([[1], [1]])).round(3).ravel()
-    array([0.667, 1.   ])
-    """
-    pi = check_fraction(prevalence, "prevalence")
-    x, y, wx, wy = _check_all(x, y, wx, wy)
-    n, p = resampled_counts(x, wx), resampled_counts(y, wy)
-    out = np.full(n.shape, np.nan)
-    for steps, block, below, v in _staircases(x, y, wx, wy, 0.0):
-        clean, disturbed = n[block, steps].T, p[block, steps].T
-        tpr = _ratio(_at_or_above(y[:, steps], v), disturbed)
-        fpr = 1 - _ratio(below, clean)
-        precision = _ratio(pi * tpr, pi * tpr + (1 - pi) * fpr)
-        mean = np.where(v > 0, precision * v, 0.0).sum(axis=0)
-        out[block, steps] = np.where(clean > 0, _ratio(mean, disturbed), np.nan).T
-    return out
-
-# %% ../../nbs/stats/01_bootstrap.ipynb #at-or-above
-def _at_or_above(y: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Sum the weights v (p, t, b) at each place's score or above, equal scores of y (p, t) together."""
-    above = np.cumsum(v[::-1], axis=0)[::-1]
-    ladder = np.sort(y, axis=0)
-    starts = np.ones(y.shape, dtype=bool)
-    starts[1:] = ladder[1:] != ladder[:-1]
-    first = np.maximum.accumulate(np.where(starts, np.arange(len(y))[:, None], 0), axis=0)
-    return above[first, np.arange(y.shape[1])]
-
-# %% ../../nbs/stats/01_bootstrap.ipynb #fpr-at-tpr-bootstrap
-def fpr_at_tpr_bootstrap(
-    x: np.ndarray, y: np.ndarray, wx: np.ndarray, wy: np.ndarray, tpr: float = 0.95
-) -> np.ndarray:
-    """Return the false-positive rate at a true-positive rate, at every step of every resample.
-
-    Parameters
-    ----------
-    x : float array of shape (n, T)
-        Clean scores, NaN where absent.
-    y : float array of shape (p, T)
-        Disturbed scores, NaN where absent. Higher is more anomalous.
-    wx : int array of shape (B, n)
-        How often each clean episode was drawn.
-    wy : int array of shape (B, p)
-        How often each disturbed episode was drawn.
-    tpr : float
-        True-positive rate to keep, in (0, 1).
-
-    Returns
-    -------
-    float64 array of shape (B, T)
-        NaN where a resample has no score, and at steps where the sample itself has fewer than 1 / (1 - tpr)
-        disturbed scores.
-
-    Raises
-    ------
-    ShapeError
-        If the shapes do not fit.
-    NonFiniteError
-        If a score is infinite.
-    ParameterError
-        If a weight is negative or `tpr` is not in (0, 1).
-
-    Examples
-    --------
-    >>> x, y = np.array([[0.0], [5.0]]), np.arange(20.0)[:, None]
-    >>> fpr_at_tpr_bootstrap(x, y, np.array([[1, 1], [2, 0]]), np.ones((2, 20), int)).ravel()
-    array([0.5, 0. ])
-    """
-    tpr = check_fraction(tpr, "tpr")
-    x, y, wx, wy = _check_all(x, y, wx, wy)
-    n, p = resampled_counts(x, wx), resampled_counts(y, wy)
-    out = np.full(n.shape, np.nan)
-    for steps, block, below, v in _staircases(x, y, wx, wy, 0.0):
-        above = np.cumsum(v[::-1], axis=0)[::-1]
-        place = np.count_nonzero(above >= _caught(p[block, steps].T, tpr), axis=0) - 1
-        under = np.take_along_axis(below, np.maximum(place, 0)[None], axis=0)[0].T
-        out[block, steps] = np.where(p[block, steps] > 0, 1 - _ratio(under, n[block, steps]), np.nan)
-    return np.where(np.count_nonzero(~np.isnan(y), axis=0) >= _resolution(tpr), out, np.nan)

@@ -42,7 +42,7 @@ def placements(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     References
     ----------
-    DeLong, DeLong and Clarke-Pearson (1988), Biometrics 44, equations 3 and 4. Sun and Xu (2014), IEEE Signal
+    DeLong, DeLong and Clarke-Pearson (1988), Biometrics 44, structural components. Sun and Xu (2014), IEEE Signal
     Processing Letters 21, for the ranks.
 
     Examples
@@ -114,7 +114,7 @@ def cluster_delong(x: np.ndarray, y: np.ndarray, time_weights: np.ndarray) -> Cl
 
     References
     ----------
-    Obuchowski (1997), Biometrics 53, section 2: clusters. DeLong, DeLong and Clarke-Pearson (1988), Biometrics 44.
+    Obuchowski (1997), Biometrics 53, for clusters. DeLong, DeLong and Clarke-Pearson (1988), Biometrics 44.
 
     Examples
     --------
@@ -160,7 +160,7 @@ def delong_interval(result: ClusterDeLong, level: float = 0.95) -> tuple[float, 
 
     References
     ----------
-    Satterthwaite (1946), Biometrics Bulletin 2, equation 17, for the degrees of freedom.
+    Satterthwaite (1946), Biometrics Bulletin 2, for the degrees of freedom.
 
     Examples
     --------
@@ -218,7 +218,8 @@ def paired_difference(a: ClusterDeLong, b: ClusterDeLong) -> PairedDifference:
 
     References
     ----------
-    DeLong, DeLong and Clarke-Pearson (1988), Biometrics 44, section 3. Obuchowski (1997), Biometrics 53.
+    DeLong, DeLong and Clarke-Pearson (1988), Biometrics 44, for correlated areas. Obuchowski (1997), Biometrics
+    53, for clusters.
 
     Examples
     --------

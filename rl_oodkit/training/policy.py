@@ -7,7 +7,7 @@ __all__ = ['Policy', 'QPolicy', 'RandomPolicy']
 
 # %% ../../nbs/training/00_policy.ipynb #policy-imports
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -37,17 +37,23 @@ def _checked_layers(weights: Mapping[str, ArrayLike]) -> list[tuple[np.ndarray, 
     layers, width = [], None
     for i in range(depth):
         w, b = np.asarray(weights[f"w{i}"]), np.asarray(weights[f"b{i}"])
-        fits = w.ndim == 2 and b.shape == w.shape[1:] and width in (None, w.shape[0])
-        if not fits or w.dtype != np.float32 or b.dtype != np.float32:
+        if w.ndim != 2 or b.shape != w.shape[1:] or width not in (None, w.shape[0]):
             raise CheckpointError(
-                f"layer {i} has w{i} {w.dtype}{w.shape} and b{i} {b.dtype}{b.shape}",
-                instead=f"Needed: float32 of shapes ({width or 'd'}, k) and (k,).",
+                f"layer {i} has w{i} of shape {w.shape} and b{i} of shape {b.shape}",
+                instead=f"Needed: ({width or 'd'}, k) and (k,).",
             )
-        if not (np.isfinite(w).all() and np.isfinite(b).all()):
-            raise CheckpointError(f"layer {i} holds NaN or infinity", instead="Retrain or fetch the checkpoint again.")
-        layers.append((np.ascontiguousarray(w), np.ascontiguousarray(b)))
+        layers.append((_checked_numbers(w, f"w{i}"), _checked_numbers(b, f"b{i}")))
         width = w.shape[1]
     return layers
+
+
+def _checked_numbers(x: np.ndarray, name: str) -> np.ndarray:
+    """Return a contiguous float32 array of finite numbers, or say what it is instead."""
+    if x.dtype != np.float32:
+        raise CheckpointError(f"{name} has dtype {x.dtype}", instead="Weights are float32.")
+    if not np.isfinite(x).all():
+        raise CheckpointError(f"{name} holds NaN or infinity", instead="Retrain, or fetch the checkpoint again.")
+    return np.ascontiguousarray(x)
 
 # %% ../../nbs/training/00_policy.ipynb #blocks
 _BLOCK = 8

@@ -22,82 +22,71 @@ if TYPE_CHECKING:
 # %% ../../nbs/training/03_rollout.ipynb #recording
 @dataclass
 class _Recording:
-    """Collect one episode step by step."""
+    """Collect one episode: what was seen first, and one tuple a step."""
 
-    index: int
-    seed: int
-    observations: list[np.ndarray] = field(default_factory=list)
-    true_observations: list[np.ndarray] = field(default_factory=list)
-    actions: list[Any] = field(default_factory=list)
-    executed_actions: list[Any] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    active: list[bool] = field(default_factory=list)
-    marks: dict[str, int] = field(default_factory=dict)
-    terminated: bool = False
+    index: int  # place among the results
+    seed: int  # of the reset
+    first: np.ndarray  # observation of shape (d,)
+    told: Mapping[str, Any] | None  # what the reset said about a disturbance
+    steps: list[tuple[np.ndarray, Any, float, Mapping[str, Any] | None]] = field(default_factory=list)
+    terminated: bool = False  # how it ended
 
-    def see(self, observation: np.ndarray, info: Mapping[str, Any]) -> None:
-        """Append an observation, seen and true, and note the announced onset and offset."""
-        told = info.get("injection", {})
-        self.observations.append(observation)
-        self.true_observations.append(told.get("true_observation", observation))
-        for name, key in (("onset", "onset"), ("offset_step", "offset")):
-            if key in told:
-                self.marks[name] = -1 if told[key] is None else int(told[key])
-
-    def do(self, action: Any, reward: float, info: Mapping[str, Any]) -> None:
-        """Append a transition, commanded and executed, and its label."""
-        told = info.get("injection", {})
-        self.actions.append(action)
-        self.executed_actions.append(told.get("executed_action", action))
-        self.rewards.append(reward)
-        self.active.append(bool(told.get("active", False)))
-
-# %% ../../nbs/training/03_rollout.ipynb #marks
-def _marks(active: np.ndarray, announced: Mapping[str, int]) -> dict[str, int]:
-    """Return onset and offset as announced, else from the first and last active step."""
-    on = np.flatnonzero(active)
-    seen = {"onset": -1, "offset_step": -1}
-    if on.size:
-        seen = {"onset": int(on[0]), "offset_step": -1 if on[-1] == len(active) - 1 else int(on[-1]) + 1}
-    return seen | dict(announced)
-
-
-def _finished(rec: _Recording) -> dict[str, Any]:
-    """Turn a recording into one episode's dictionary of arrays."""
-    names = ("observations", "true_observations", "actions", "executed_actions", "rewards", "active")
-    arrays = {k: np.array(getattr(rec, k)) for k in names}
-    marks = _marks(arrays["active"], rec.marks)
-    return arrays | marks | {"terminated": rec.terminated, "env_seed": rec.seed}
-
-# %% ../../nbs/training/03_rollout.ipynb #step
-def _step(env: "gym.Env", rec: _Recording, action: Any, max_steps: int | None) -> bool:
-    """Make one step in one world and return whether the episode is over."""
-    observation, reward, terminated, truncated, info = env.step(action)
-    rec.do(action, float(reward), info)
-    rec.see(observation, info)
-    rec.terminated = bool(terminated)
-    return bool(terminated or truncated) or len(rec.rewards) == max_steps
+    @property
+    def seen(self) -> np.ndarray:
+        """Return the latest observation."""
+        return self.steps[-1][0] if self.steps else self.first
 
 
 def _begin(env: "gym.Env", index: int, seed: int) -> _Recording:
     """Reset one world to a seed and return its new recording."""
-    rec = _Recording(index, seed)
-    rec.see(*env.reset(seed=seed))
-    return rec
+    observation, info = env.reset(seed=seed)
+    return _Recording(index, seed, observation, info.get("injection"))
+
+# %% ../../nbs/training/03_rollout.ipynb #finished
+def _finished(rec: _Recording) -> dict[str, Any]:
+    """Turn a recording into one episode's dictionary of arrays."""
+    seen, actions, rewards, told = zip(*rec.steps, strict=True)
+    seen, told = (rec.first, *seen), (rec.told, *told)
+    columns = {"observations": np.array(seen), "actions": np.array(actions), "rewards": np.array(rewards, np.float64)}
+    columns |= {"terminated": rec.terminated, "env_seed": rec.seed}
+    if not any(told):
+        return columns
+    told = [t or {} for t in told]
+    true = [t.get("true_observation", o) for o, t in zip(seen, told, strict=True)]
+    executed = [t.get("executed_action", a) for a, t in zip(actions, told[1:], strict=True)]
+    active = np.array([bool(t.get("active", False)) for t in told[1:]])
+    disturbed = {"true_observations": np.array(true), "executed_actions": np.array(executed), "active": active}
+    return columns | disturbed | _marks(active, told)
+
+
+def _marks(active: np.ndarray, told: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return onset and offset as last announced, else from the first and last active step."""
+    marks, on = {"onset": -1, "offset_step": -1}, np.flatnonzero(active)
+    if on.size:
+        marks = {"onset": int(on[0]), "offset_step": -1 if on[-1] == len(active) - 1 else int(on[-1]) + 1}
+    for name, key in (("onset", "onset"), ("offset_step", "offset")):
+        announced = [t[key] for t in told if key in t]
+        if announced:
+            marks[name] = -1 if announced[-1] is None else int(announced[-1])
+    return marks
 
 # %% ../../nbs/training/03_rollout.ipynb #run
 def _run(envs: list["gym.Env"], policy: Policy, seeds: list[int], max_steps: int | None) -> list[dict[str, Any]]:
     """Run every seed once through the given slots and return the episodes in the order of the seeds."""
     episodes: list[dict[str, Any]] = [{} for _ in seeds]
     waiting = iter(enumerate(seeds))
-    busy = [(env, _begin(env, *job)) for env, job in zip(envs, waiting)]
+    busy = [(env, _begin(env, *job)) for env, job in zip(envs, waiting, strict=False)]
     while busy:
-        actions = policy.act(np.stack([rec.observations[-1] for _, rec in busy]))
+        actions = policy.act(np.stack([rec.seen for _, rec in busy]))
         still = []
-        for (env, rec), action in zip(busy, actions.tolist() if actions.ndim == 1 else actions):
-            if not _step(env, rec, action, max_steps):
-                still.append((env, rec))
+        for slot, action in zip(busy, actions.tolist() if actions.ndim == 1 else actions, strict=True):
+            env, rec = slot
+            observation, reward, terminated, truncated, info = env.step(action)
+            rec.steps.append((observation, action, reward, info.get("injection")))
+            if not (terminated or truncated or len(rec.steps) == max_steps):
+                still.append(slot)
                 continue
+            rec.terminated = bool(terminated)
             episodes[rec.index] = _finished(rec)
             job = next(waiting, None)
             if job is not None:

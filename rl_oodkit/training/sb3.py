@@ -29,6 +29,20 @@ from .scorecard import SEED_RANGES, evaluate, figures, policy_seeds, selection_s
 from .state import load_state, policy_weights, restore, save_state
 
 # %% ../../nbs/training/04_sb3.ipynb #dqnrecipe
+_LEAST = {
+    "total_steps": 1,
+    "batch_size": 1,
+    "buffer_size": 1,
+    "n_steps": 1,
+    "target_interval": 1,
+    "train_interval": 1,
+    "evaluate_every": 1,
+    "select_after": 0,
+    "selection_episodes": 2,
+    "card_episodes": 2,
+}
+
+
 @register("policy", "dqn-lunarlander", trainer="rl_oodkit.training.sb3:train_dqn")
 @dataclass(frozen=True)
 class DQNRecipe:
@@ -45,18 +59,19 @@ class DQNRecipe:
 
     Examples
     --------
-    >>> DQNRecipe(total_steps=2_000).hidden
-    (256, 256)
+    >>> DQNRecipe(total_steps=20_000).hidden
+    (128, 128)
     """
 
     name: str = "dqn-lunarlander"  # file name of the checkpoint
     env_id: str = "LunarLander-v3"  # Gymnasium id
     total_steps: int = 150_000  # environment steps
-    hidden: tuple[int, ...] = (256, 256)  # rectifier units, layer by layer
+    firing_cost: float = 0.3  # points that each action but 0 costs in training, on top of the environment's reward
+    hidden: tuple[int, ...] = (128, 128)  # rectifier units, layer by layer
     learning_rate: float = 6.3e-4  # Adam's step size at the start
     final_rate: float = 0.02  # its share at the end, reached linearly
     batch_size: int = 128  # transitions a gradient step
-    buffer_size: int = 50_000  # transitions
+    buffer_size: int = 100_000  # transitions
     discount: float = 0.99  # per environment step
     n_steps: int = 3  # rewards summed before bootstrapping
     target_interval: int = 250  # environment steps between copies to the target network
@@ -65,27 +80,43 @@ class DQNRecipe:
     exploration_final: float = 0.01  # share of random actions afterwards
     evaluate_every: int = 5_000  # environment steps between evaluations and saved states
     select_after: int = 20_000  # environment steps before the first evaluation
-    selection_episodes: int = 100  # episodes an evaluation
+    selection_episodes: int = 200  # episodes an evaluation
     max_truncation: float = 0.02  # greatest admissible share of truncated selection episodes
     card_episodes: int = 200  # fresh episodes for the card
 
     def __post_init__(self) -> None:
-        counts = ("total_steps", "batch_size", "buffer_size", "n_steps", "target_interval", "train_interval",
-                  "evaluate_every", "selection_episodes", "card_episodes")
-        for name in counts:
-            check_integer(getattr(self, name), name, minimum=1)
+        for name, least in _LEAST.items():
+            check_integer(getattr(self, name), name, minimum=least)
+        for width in self.hidden:
+            check_integer(width, "hidden", minimum=1)
         for name in ("discount", "exploration_fraction", "exploration_final"):
             check_fraction(getattr(self, name), name)
-        if self.evaluate_every > min(10_000, self.total_steps) or self.select_after > self.total_steps:
+        for name, most in {"firing_cost": 1e6, "learning_rate": 1.0, "final_rate": 1.0, "max_truncation": 1.0}.items():
+            if not 0 <= getattr(self, name) <= most:
+                raise ParameterError(f"{name} is {getattr(self, name)}", instead=f"Use a number in [0, {most:g}].")
+        if not self.hidden or self.evaluate_every > min(10_000, self.total_steps) or self.select_after > self.total_steps:
             raise ParameterError(
-                f"evaluate_every is {self.evaluate_every}, select_after {self.select_after}",
-                instead="Evaluate at least every 10,000 steps, and select before the training ends.",
+                f"hidden is {self.hidden}, evaluate_every {self.evaluate_every}, select_after {self.select_after}",
+                instead="Use a hidden layer, evaluate at least every 10,000 steps, select before the training ends.",
             )
+
+# %% ../../nbs/training/04_sb3.ipynb #training-env
+def _training_env(recipe: DQNRecipe) -> Any:
+    """Return the environment of the recipe with dearer firings."""
+    import gymnasium
+
+    class DearFirings(gymnasium.Wrapper):
+        """Subtract a cost from the reward of every action but 0."""
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            observation, reward, terminated, truncated, info = self.env.step(action)
+            return observation, float(reward) - recipe.firing_cost * (int(action) != 0), terminated, truncated, info
+
+    return DearFirings(gymnasium.make(recipe.env_id, disable_env_checker=True))
 
 # %% ../../nbs/training/04_sb3.ipynb #learner
 def _learner(recipe: DQNRecipe, seed: int) -> Any:
     """Return an untrained stable_baselines3.DQN that follows the recipe."""
-    import gymnasium
     import torch
     from stable_baselines3 import DQN
     from stable_baselines3.common.logger import configure
@@ -94,7 +125,7 @@ def _learner(recipe: DQNRecipe, seed: int) -> Any:
     final = recipe.final_rate
     model = DQN(
         "MlpPolicy",
-        gymnasium.make(recipe.env_id, disable_env_checker=True),
+        _training_env(recipe),
         learning_rate=lambda left: recipe.learning_rate * (final + (1 - final) * left),
         batch_size=recipe.batch_size,
         buffer_size=recipe.buffer_size,
@@ -216,7 +247,8 @@ def _probe(policy: QPolicy, recipe: DQNRecipe, n: int = 32) -> dict[str, Any]:
 def _card(run: _Training, policy: QPolicy) -> dict[str, Any]:
     """Return the facts about a finished training, with its figures on fresh episodes."""
     recipe = run.recipe
-    seeds = {k: policy_seeds(k, n) for k, n in (("selection", recipe.selection_episodes), ("card", recipe.card_episodes))}
+    counts = {"selection": recipe.selection_episodes, "card": recipe.card_episodes}
+    seeds = {purpose: policy_seeds(purpose, n) for purpose, n in counts.items()}
     about = {
         "env_id": recipe.env_id,
         "algorithm": "DQN of stable-baselines3",
@@ -231,16 +263,16 @@ def _card(run: _Training, policy: QPolicy) -> dict[str, Any]:
     made = {"versions": _versions(), "date": date.today().isoformat(), "cpu_seconds": round(run.seconds, 1)}
     return about | measured | made | {"evaluations": log, "probe": _probe(policy, recipe)}
 
-# %% ../../nbs/training/04_sb3.ipynb #finished
-def _finished(recipe: DQNRecipe, seed: int, folder: Path) -> dict[str, Any] | None:
-    """Return the card if this very training is already finished in the folder."""
+# %% ../../nbs/training/04_sb3.ipynb #is-finished
+def _is_finished(recipe: DQNRecipe, seed: int, folder: Path) -> bool:
+    """Say whether this very training is already finished in the folder, and readable."""
     path = folder / f"{recipe.name}.json"
     if not path.exists():
-        return None
+        return False
     card = load_card(path)
-    _check_same({k: card.get(k) for k in ("recipe", "recipe_sha256")} | {"seed": card["training_seed"]}, recipe, seed, folder)
+    _check_same(card | {"seed": card["training_seed"]}, recipe, seed, folder)
     load_policy(path)
-    return card
+    return True
 
 # %% ../../nbs/training/04_sb3.ipynb #train-dqn
 def train_dqn(
@@ -288,14 +320,12 @@ def train_dqn(
     folder, limit = Path(folder), len(SEED_RANGES["training"]) // 2
     if check_integer(seed, "seed", minimum=0) >= limit:
         raise ParameterError(f"seed is {seed}", instead=f"Training seeds are below {limit:,}.")
-    card = _finished(recipe, seed, folder) if resume else None
-    if card is None:
+    if not (resume and _is_finished(recipe, seed, folder)):
         run = _begin(recipe, seed, folder, resume)
         _learn(run, progress)
         policy = QPolicy(run.best)
-        card = _card(run, policy)
-        save_checkpoint(folder, recipe.name, policy, card)
-    return card
+        save_checkpoint(folder, recipe.name, policy, _card(run, policy))
+    return load_card(folder / f"{recipe.name}.json")
 
 # %% ../../nbs/training/04_sb3.ipynb #learn
 def _learn(run: _Training, progress: bool) -> None:
@@ -343,7 +373,8 @@ def ship_best(folders: Sequence[str | Path], destination: str | Path) -> dict[st
     Traceback (most recent call last):
     CheckpointError: no training to choose from
     """
-    paths = [path for folder in folders for path in sorted(Path(folder).glob("*.safetensors")) if "state-" not in path.name]
+    found = [path for folder in folders for path in sorted(Path(folder).glob("*.safetensors"))]
+    paths = [path for path in found if not path.name.startswith("state-")]
     cards = [load_card(path) for path in paths]
     if len(cards) != len(folders) or len({card["recipe_sha256"] for card in cards}) != 1:
         raise CheckpointError("no training to choose from", where=f"{len(cards)} finished in {len(folders)} folders",

@@ -217,7 +217,10 @@ def save_state(folder: str | Path, model: Any, best: Mapping[str, np.ndarray], f
     _remove_others(folder, step)
 
 # %% ../../nbs/training/03_state.ipynb #load-state
-def load_state(folder: str | Path) -> tuple[dict[str, Any], dict[str, int], dict[str, np.ndarray], dict[str, np.ndarray]] | None:
+_State = tuple[dict[str, Any], dict[str, int], dict[str, np.ndarray], dict[str, np.ndarray]]
+
+
+def load_state(folder: str | Path) -> _State | None:
     """Read the last complete state of a training, or None if there is none.
 
     Parameters

@@ -109,10 +109,8 @@ class Trajectories:
 
     Raises
     ------
-    EmptySplitError
-        If there is no episode.
-    ShapeError, NonFiniteError, ParameterError
-        If the arrays do not fit each other, hold NaN, or contradict each other.
+    EmptySplitError, ShapeError, NonFiniteError, ParameterError
+        If there is no episode, or the arrays do not fit each other, hold NaN, or contradict each other.
 
     Examples
     --------
@@ -246,10 +244,8 @@ def from_numpy(episodes: Sequence[Mapping[str, Any]], meta: Mapping[str, Any] | 
     ------
     EmptySplitError
         If there is no episode.
-    ParameterError
-        If an entry is missing or unknown.
-    ShapeError, NonFiniteError
-        If the arrays do not fit each other, or hold NaN.
+    ParameterError, ShapeError, NonFiniteError
+        If an entry is missing, unknown or not finite, or the arrays do not fit each other.
 
     Examples
     --------
@@ -298,10 +294,8 @@ def concatenate(batches: Sequence[Trajectories]) -> Trajectories:
 
     Raises
     ------
-    EmptySplitError
-        If there is no batch.
-    ShapeError
-        If widths or internals differ.
+    EmptySplitError, ShapeError
+        If there is no batch, or widths or internals differ.
 
     Examples
     --------
@@ -311,12 +305,10 @@ def concatenate(batches: Sequence[Trajectories]) -> Trajectories:
     """
     if not batches:
         raise EmptySplitError("there is no batch", where="concatenate", instead="Pass at least one batch.")
+    forms = {(b.observations.shape[1:], b.actions.shape[1:], tuple(sorted(b.internals))) for b in batches}
+    if len(forms) > 1:
+        raise ShapeError(f"the batches differ in widths or internals: {sorted(forms)}", where="concatenate")
     first = batches[0]
-    for b in batches:
-        if b.observations.shape[1:] != first.observations.shape[1:] or b.actions.shape[1:] != first.actions.shape[1:]:
-            raise ShapeError("observations or actions differ in width between batches", where="concatenate")
-        if set(b.internals) != set(first.internals):
-            raise ShapeError(f"internals {sorted(b.internals)} and {sorted(first.internals)}", where="concatenate")
     joined = {k: np.concatenate([getattr(b, k) for b in batches]) for k in STEP_FIELDS + ROW_FIELDS + EPISODE_FIELDS}
     inner = {k: np.concatenate([b.internals[k] for b in batches]) for k in first.internals}
     shared = {k: v for k, v in first.meta.items() if all(k in b.meta and b.meta[k] == v for b in batches)}

@@ -1,12 +1,11 @@
 """Importing the package is cheap, listing is quick, and every example of the manual runs."""
 
 import json
+import os
 import subprocess
 import sys
-import time
 
-import pytest
-from house import PACKAGE, ROOT
+from house import ROOT
 
 HEAVY = ("torch", "stable_baselines3", "sklearn", "matplotlib", "papermill", "scipy.stats", "seaborn", "gymnasium")
 PROBE = """
@@ -32,18 +31,18 @@ def test_import_is_light():
     assert min(r["cost"] for r in runs) <= 0.7
 
 
-@pytest.mark.skipif(not (PACKAGE / "cli.py").exists(), reason="no command line yet")
 def test_listing_detectors_is_quick():
-    """The first command a user types answers within three seconds, best of two."""
-    command = [sys.executable, "-m", "rl_oodkit.cli", "list", "detector"]
-    times = []
+    """The first command a user types takes at most three seconds of processor time, best of two."""
+    command = [sys.executable, "-c", "from rl_oodkit.cli import main; main()", "list", "detector"]
+    costs = []
     for _ in range(2):
-        start = time.perf_counter()
+        before = os.times()
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-        times.append(time.perf_counter() - start)
+        after = os.times()
+        costs.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert done.returncode == 0, done.stderr
     assert "clock" in done.stdout
-    assert min(times) <= 3
+    assert min(costs) <= 3
 
 
 def test_every_example_of_every_docstring_runs(tmp_path):

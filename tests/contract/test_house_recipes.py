@@ -1,10 +1,10 @@
 """The recipes of README.md and CONTRIBUTING.md run as they are printed."""
 
+import os
 import re
 import subprocess
 import sys
 
-import pytest
 from house import ROOT
 
 CHECKS = """
@@ -23,11 +23,29 @@ def recipes(name: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (ROOT / name).read_text(encoding="utf-8"), re.M | re.S)
 
 
+SMALL = 'cells=("noise:strong",), fit=10, cal=20, test=20, ood=10, resamples=100'
+SHOWN = """
+clock = board[(board.detector == "clock") & (board.metric == "auroc_full")]
+assert (clock.value == 0.5).all() and len(clock)
+ours = board[(board.detector == "spread/transition") & (board.cell == "noise:strong")]
+assert ours.set_index("metric").value["auroc_full"] > 0.6
+"""
+
+
 def run(code: str, folder) -> None:
     """Run a script in a fresh process outside the clone."""
     command = [sys.executable, "-W", "ignore", "-c", code]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    env = os.environ | {"RL_OODKIT_RUNS": str(folder / "runs")}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr[-4000:]
+
+
+def test_example_of_the_readme(tmp_path):
+    """The ten lines give a board, here of one disturbance and few episodes, on which the clock has one half."""
+    (code,) = recipes("README.md")
+    small = code.replace('"clock"))', f'"clock"), {SMALL})')
+    assert small != code
+    run(small + SHOWN, tmp_path)
 
 
 def test_recipes_of_contributing(tmp_path):
@@ -44,5 +62,4 @@ def test_every_name_of_the_front_door_opens():
     for name in rl_oodkit._HOME:
         assert getattr(rl_oodkit, name).__name__ == name
         assert name in dir(rl_oodkit)
-    with pytest.raises(AttributeError):
-        rl_oodkit.no_such_name
+    assert not hasattr(rl_oodkit, "no_such_name")

@@ -152,3 +152,11 @@ def test_the_executed_notebook_is_kept_with_the_injected_parameters(tmp_path):
     cells = json.loads((outcome.folder / "trial.ipynb").read_text())["cells"]
     injected = [c for c in cells if "injected-parameters" in c["metadata"].get("tags", [])]
     assert len(injected) == 1 and "scale = 7.5" in "".join(injected[0]["source"])
+
+
+def test_a_kernel_that_cannot_start_is_quoted(tmp_path, monkeypatch):
+    """Without a working kernel package the message holds what the kernel's process said."""
+    (tmp_path / "ipykernel_launcher.py").write_text("raise ImportError('no kernel package here')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(NotebookError, match="no kernel package here"):
+        run_notebook(Job("trial", notebook(tmp_path, SUMMARY)), tmp_path / "out")

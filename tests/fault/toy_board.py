@@ -9,6 +9,7 @@ from sklearn.base import BaseEstimator
 
 from rl_oodkit.core.registry import register
 from rl_oodkit.ood.contract import Injector
+from rl_oodkit.ood.schedules import Schedule
 from rl_oodkit.training.checkpoint import save_checkpoint
 from rl_oodkit.training.policy import QPolicy
 
@@ -93,5 +94,12 @@ class Absolute(Distance):
 
 def policy_file(folder: Path) -> str:
     """Write a policy that pulls the first channel to zero, and return its path."""
-    weights = {"w0": np.array([[1.0, -1.0], [0.0, 0.0]], np.float32), "b0": np.zeros(2, np.float32)}
+    identity, zero = np.eye(2, dtype=np.float32), np.zeros(2, np.float32)
+    away = np.array([[1.0, -1.0], [0.0, 0.0]], np.float32)
+    weights = {"w0": identity, "b0": zero, "w1": away, "b1": zero}
     return str(save_checkpoint(folder, "toy", QPolicy(weights), {"env_id": "toy-drifter"}))
+
+
+def early_onset() -> Schedule:
+    """Return a schedule that fits episodes of some thirty steps."""
+    return Schedule(onset_low=5, onset_high=10)

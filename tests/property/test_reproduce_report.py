@@ -98,7 +98,7 @@ def test_cards_come_in_order_and_damage_is_noticed(tmp_path):
     for name in ("z", "a", "m", "z"):
         write_table(FRAME, tmp_path, name, title=name, read="R")
     assert [card.name for card in read_cards(tmp_path)] == ["z", "a", "m"]
-    path = tmp_path / "a.card.json"
+    path = tmp_path / "table-a.card.json"
     path.write_bytes(path.read_bytes().replace(b'"R"', b'"Q"'))
     with pytest.raises(DamagedFileError):
         read_cards(tmp_path)
