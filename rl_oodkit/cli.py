@@ -38,8 +38,8 @@ def _guarded(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(*args, **kwargs)
         except KeyboardInterrupt as error:
-            said = str(error) or "interrupted. Finished work is kept; run the same command again to resume."
-            _complain(RlOodkitError(said), 130)
+            said = "interrupted. Finished work is kept; run the same command again to resume."
+            _complain(error if str(error) else RlOodkitError(said), 130)
         except RlOodkitError as error:
             _complain(error, 1)
         except (OSError, ImportError, ValueError) as error:

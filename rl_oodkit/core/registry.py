@@ -32,7 +32,7 @@ MODULES = MappingProxyType(
         "detector": ("rl_oodkit.ood.detector",),
         "metric": ("rl_oodkit.ood.matched",),
         "promise": ("rl_oodkit.reproduce.promises",),
-        "speed": ("rl_oodkit.reproduce.speed",),
+        "speed": ("rl_oodkit.reproduce.speed", "rl_oodkit.reproduce.speed_detectors"),
     }
 )
 

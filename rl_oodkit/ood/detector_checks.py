@@ -100,7 +100,7 @@ def planted(trajs: Trajectories, onset: int = 20, size: float = 10.0) -> Traject
 
     Examples
     --------
-    >>> planted(synthetic_trajectories(2)).active.any()
+    >>> bool(planted(synthetic_trajectories(2)).active.any())
     True
     """
     time = np.concatenate([np.arange(n + 1) for n in trajs.lengths])[:, None]

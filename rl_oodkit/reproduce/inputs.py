@@ -25,9 +25,9 @@ from ..ood.cells import BoardSpec, parse_cell
 from ..ood.collect import collect
 from ..ood.detector import build_detector
 from ..ood.injectors import injector_levels, make_injector
+from ..ood.null import null_intervals
 from ..ood.schedules import make_schedule
 from .flights import remaining_return
-from .nulls import null_study
 from ..stats import aggregate, bootstrap, delong, ranking, tests
 from ..training.checkpoint import load_policy
 from ..training.policy import RandomPolicy
@@ -171,8 +171,8 @@ def _sizes() -> Iterator[Case]:
         sizes | {"alpha": 0.1, "seed": 0},
         dict.fromkeys(("fit", "cal", "test", "ood", "resamples"), "count") | {"alpha": "share", "seed": "seed"},
     )
-    scores = {"scores": x, "n": 12, "p": 12, "replicates": 1, "resamples": 9}
-    yield Case("null_study", null_study, scores, {"scores": "scores", "n": "count", "p": "count"})
+    split = {"scores": x, "onset": np.zeros(30, int), "p": 15, "replicates": 1, "resamples": 9, "seed": 0}
+    yield Case("null_intervals", null_intervals, split, {"scores": "scores"})
     returns = {"clean": np.arange(9.0), "disturbed": np.arange(9.0), "random": -1.0, "resamples": 9}
     yield Case(
         "remaining_return", remaining_return, returns, {"clean": "vector", "disturbed": "vector", "resamples": "count"}

@@ -277,7 +277,7 @@ def _run_job(item: tuple[Job, Path, float | None, bool]) -> Outcome:
     try:
         return run_notebook(job, out_dir, timeout=timeout, force=force)
     except RunInterrupted:
-        raise
+        raise KeyboardInterrupt from None  # an executor takes any Exception for the item's failure
     except RlOodkitError as error:
         return Outcome(job.name, "failed", out_dir / job.name, error=str(error))
 
@@ -317,6 +317,8 @@ def run_notebooks(
     ------
     ParameterError
         If jobs wait for each other, or a parameter does not fit: before anything runs.
+    RunInterrupted
+        On Ctrl-C; finished notebooks are kept.
 
     Examples
     --------
@@ -325,16 +327,28 @@ def run_notebooks(
     """
     for job in jobs:
         _declared(job)
-    executor, out_dir, outcomes = executor or SerialExecutor(), Path(out_dir).resolve(), {}
+    out_dir, outcomes = Path(out_dir).resolve(), {}
     _sweep(out_dir)
-    for wave in _waves(jobs):
-        failed = {name for name, outcome in outcomes.items() if outcome.status == "failed"}
-        ready = [job for job in wave if not failed & set(job.after)]
-        for job in (job for job in wave if job not in ready):
-            lack = ", ".join(sorted(failed & set(job.after)))
-            outcomes[job.name] = Outcome(job.name, "failed", out_dir / job.name, error=f"not run: {lack} failed")
-            tell(outcomes[job.name])
-        for index, outcome in executor.map(_run_job, [(job, out_dir, timeout, force) for job in ready]):
-            outcomes[ready[index].name] = outcome
-            tell(outcome)
+    try:
+        for wave in _waves(jobs):
+            ready = _ready(wave, outcomes, out_dir, tell)
+            work = [(job, out_dir, timeout, force) for job in ready]
+            for index, outcome in (executor or SerialExecutor()).map(_run_job, work):
+                outcomes[ready[index].name] = outcome
+                tell(outcome)
+    except KeyboardInterrupt:
+        said = f"stopped after {len(outcomes)} of {len(jobs)} notebooks"
+        raise RunInterrupted(said, instead="Run the same command again to resume.") from None
     return [outcomes[job.name] for job in jobs]
+
+
+def _ready(wave: list[Job], outcomes: dict[str, Outcome], out_dir: Path, tell: Callable[[Outcome], None]) -> list[Job]:
+    """Return the jobs whose predecessors succeeded; record the others as failed."""
+    failed = {name for name, outcome in outcomes.items() if outcome.status == "failed"}
+    for job in wave:
+        if lack := sorted(failed & set(job.after)):
+            outcomes[job.name] = Outcome(
+                job.name, "failed", out_dir / job.name, error=f"not run: {', '.join(lack)} failed"
+            )
+            tell(outcomes[job.name])
+    return [job for job in wave if job.name not in outcomes]

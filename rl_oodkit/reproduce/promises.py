@@ -22,17 +22,13 @@ def _found(row: int, what: str, result: Mapping[str, Any]) -> Evidence:
 
 def _clean_scores(detectors: list[str], n: int) -> dict[str, Any]:
     """Fit detectors on clean flights and score n calibration and n fresh ones."""
-    from rl_oodkit.ood.collect import collect_cached
-    from rl_oodkit.ood.detector import build_detector
+    from rl_oodkit.ood.collect import collect
+    from rl_oodkit.ood.detector import fit_board
 
-    flights = {
-        split: collect_cached("dqn-lunarlander", n, split, record=("q", "features")) for split in ("fit", "cal", "test")
-    }
-    found = {}
-    for name in detectors:
-        detector = build_detector(name).fit(flights["fit"]).calibrate(flights["cal"])
-        found[name] = (detector.score_batch(flights["cal"]), detector.score_batch(flights["test"]))
-    return found
+    record = ("q", "features")
+    fit, cal, test = (collect("dqn-lunarlander", n, split, record=record) for split in ("fit", "cal", "test"))
+    fitted = fit_board(detectors, fit, cal)
+    return {name: (detector.score_batch(cal), detector.score_batch(test)) for name, detector in fitted.items()}
 
 # %% ../../nbs/reproduce/04_promises.ipynb #bad-arguments
 @register("promise", "6-inputs", row=6, area="inputs", summary="No wrong argument is taken silently.")

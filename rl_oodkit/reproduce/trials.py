@@ -19,9 +19,11 @@ from ..core import registry
 from ..core.errors import LabelLeakError, NotebookError, RlOodkitError, UndeclaredFieldError
 from ..ood.detector import build_detector
 from ..ood.detector_base import Detector
+from ..ood.alarms import per_episode_threshold
 from ..ood.detector_checks import check_detector, planted, synthetic_trajectories
-from .nulls import false_alarm_table, null_study
+from ..ood.null import false_alarm_row, null_intervals
 from .notebooks import Job, run_notebook
+from ..stats.tests import holm
 
 # %% ../../nbs/reproduce/15_trials.ipynb #count-trials
 def count_trials(calls: Mapping[str, Callable[[], Any]], detail: str) -> dict[str, Any]:
@@ -247,14 +249,14 @@ def null_trials(scores: Mapping[str, tuple[np.ndarray, np.ndarray]], divisions: 
     >>> null_trials({"noise": tuple(noise)}, divisions=10)["failed"]
     0
     """
-    bad = []
-    for name, (_, test) in scores.items():
-        half = len(test) // 2
-        study = null_study(test, n=half, p=half, replicates=divisions, resamples=2)
-        areas = study[study["method"] == "cluster DeLong"]["value"]
+    bad, p_values = [], []
+    for name, (cal, test) in scores.items():
+        everywhere, half = np.zeros(len(test), int), len(test) // 2
+        areas = null_intervals(test, everywhere, half, divisions, 2, 0).query("interval == 'delong'")["auroc"]
         if abs(areas.mean() - 0.5) > 3 * areas.std(ddof=1) / np.sqrt(divisions) + 1e-12:
             bad.append(f"{name}: mean area {areas.mean():.3f}")
-    alarms = false_alarm_table(scores)
-    bad += [f"{row.detector}: false alarms {row.value:.3f}" for row in alarms.itertuples() if not row.good]
+        p_values.append(false_alarm_row(cal, test, per_episode_threshold(cal, 0.05), 0.05)["p"])
+    adjusted = holm(np.array(p_values))
+    bad += [f"{name}: false alarms, p = {p:.3f}" for name, p in zip(scores, adjusted, strict=True) if p < 0.05]
     detail = f"{len(scores)} detectors, {divisions} divisions each, and their false alarms (Holm)"
     return {"ran": len(scores) * (divisions + 1), "failed": len(bad), "detail": "; ".join([detail, *bad[:3]])}

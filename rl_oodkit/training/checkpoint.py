@@ -133,7 +133,7 @@ def load_policy(name_or_path: str | Path = "dqn-lunarlander") -> QPolicy:
     Examples
     --------
     >>> load_policy("dqn-lunarlander").widths
-    (8, 256, 256, 4)
+    (8, 128, 128, 4)
     """
     path = _locate(name_or_path)
     card = load_card(path)

@@ -162,8 +162,9 @@ class RandomPolicy:
 
     Examples
     --------
-    >>> RandomPolicy(4, seed=1).act(np.zeros((3, 8)))
-    array([0, 0, 0])
+    >>> policy, rows = RandomPolicy(4, seed=1), np.ones((3, 8))
+    >>> policy.act(rows).tolist() == 3 * policy.act(rows[:1]).tolist()
+    True
     """
 
     def __init__(self, n_actions: int, seed: int) -> None:

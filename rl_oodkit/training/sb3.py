@@ -94,7 +94,8 @@ class DQNRecipe:
         for name, most in {"firing_cost": 1e6, "learning_rate": 1.0, "final_rate": 1.0, "max_truncation": 1.0}.items():
             if not 0 <= getattr(self, name) <= most:
                 raise ParameterError(f"{name} is {getattr(self, name)}", instead=f"Use a number in [0, {most:g}].")
-        if not self.hidden or self.evaluate_every > min(10_000, self.total_steps) or self.select_after > self.total_steps:
+        interval = min(10_000, self.total_steps)
+        if not self.hidden or self.evaluate_every > interval or self.select_after > self.total_steps:
             raise ParameterError(
                 f"hidden is {self.hidden}, evaluate_every {self.evaluate_every}, select_after {self.select_after}",
                 instead="Use a hidden layer, evaluate at least every 10,000 steps, select before the training ends.",
@@ -377,8 +378,11 @@ def ship_best(folders: Sequence[str | Path], destination: str | Path) -> dict[st
     paths = [path for path in found if not path.name.startswith("state-")]
     cards = [load_card(path) for path in paths]
     if len(cards) != len(folders) or len({card["recipe_sha256"] for card in cards}) != 1:
-        raise CheckpointError("no training to choose from", where=f"{len(cards)} finished in {len(folders)} folders",
-                              instead="Pass the folders of finished trainings of one recipe.")
+        raise CheckpointError(
+            "no training to choose from",
+            where=f"{len(cards)} finished in {len(folders)} folders",
+            instead="Pass the folders of finished trainings of one recipe.",
+        )
     best = max(range(len(cards)), key=lambda i: (cards[i]["selected"]["admissible"], cards[i]["selected"]["mean"]))
     kept = ("training_seed", "selected", "returns", "truncation")
     card = cards[best] | {"siblings": [{k: c[k] for k in kept} for c in cards]}

@@ -255,8 +255,9 @@ def load_state(folder: str | Path) -> _State | None:
     return index["facts"], index["counters"], tensors, load_arrays(folder / f"{name}.npz")
 
 # %% ../../nbs/training/03_state.ipynb #restore
-def restore(model: Any, counters: Mapping[str, int], tensors: Mapping[str, np.ndarray],
-            replay: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def restore(
+    model: Any, counters: Mapping[str, int], tensors: Mapping[str, np.ndarray], replay: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """Put a loaded state into a fresh learner and return the best policy so far.
 
     Parameters

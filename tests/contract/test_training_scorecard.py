@@ -41,11 +41,12 @@ def frame(returns, truncated=()):
     return pd.DataFrame({"seed": range(n), "return": returns, "length": 100, "terminated": ~cut, "truncated": cut})
 
 
-def test_truncation_comes_before_points():
-    """An inadmissible checkpoint never beats an admissible one; among equals the mean decides."""
-    scores = [selection_score(frame([r] * 50, range(k)), 0.02) for r, k in ((300, 2), (200, 1), (250, 0), (290, 5))]
-    assert np.argsort([s[1] if s[0] else s[1] - 1e6 for s in scores]).tolist() == sorted(range(4), key=scores.__getitem__)
-    assert max(scores) == (True, 250.0)
+def test_an_admissible_checkpoint_lands_and_ends():
+    """It has solved the task and hardly hovers; it beats any that does not, and the mean decides among equals."""
+    cases = {"hovers": (300, 2), "lands": (210, 1), "lands better": (250, 0), "crashes": (190, 0)}
+    scores = {name: selection_score(frame([r] * 50, range(k)), 0.02) for name, (r, k) in cases.items()}
+    assert sorted(scores, key=scores.__getitem__) == ["crashes", "hovers", "lands", "lands better"]
+    assert scores["lands better"] == (True, 250.0) and scores["hovers"] == (False, 300.0)
 
 
 def test_figures_of_a_card():
@@ -109,8 +110,13 @@ def finished(folder, seed, mean, admissible=True, recipe="a"):
     """Write what a finished training leaves behind."""
     policy = QPolicy({"w0": np.full((2, 2), seed, np.float32), "b0": np.zeros(2, np.float32)})
     chosen = {"admissible": admissible, "mean": mean}
-    card = {"recipe_sha256": recipe, "training_seed": seed, "selected": chosen, "returns": {"mean": 1e6 - mean},
-            "truncation": {}}
+    card = {
+        "recipe_sha256": recipe,
+        "training_seed": seed,
+        "selected": chosen,
+        "returns": {"mean": 1e6 - mean},
+        "truncation": {},
+    }
     save_checkpoint(folder / str(seed), "toy", policy, card)
     (folder / str(seed) / "state-000000001.safetensors").write_bytes(b"of a training under way")
     return folder / str(seed)

@@ -17,11 +17,26 @@ from rl_oodkit.training.checkpoint import load_card, load_policy
 pytest.importorskip("stable_baselines3")
 
 TINY = sb3.DQNRecipe(
-    name="tiny", env_id="CartPole-v1", total_steps=240, firing_cost=0.0, hidden=(8,), batch_size=16, buffer_size=200,
-    evaluate_every=40, select_after=80, selection_episodes=2, card_episodes=2,
+    name="tiny",
+    env_id="CartPole-v1",
+    total_steps=240,
+    firing_cost=0.0,
+    hidden=(8,),
+    batch_size=16,
+    buffer_size=200,
+    evaluate_every=40,
+    select_after=80,
+    selection_episodes=2,
+    card_episodes=2,
 )
-LANDER = {"total_steps": 2_000, "hidden": [16], "evaluate_every": 200, "select_after": 400, "selection_episodes": 2,
-          "card_episodes": 3}
+LANDER = {
+    "total_steps": 2_000,
+    "hidden": [16],
+    "evaluate_every": 200,
+    "select_after": 400,
+    "selection_episodes": 2,
+    "card_episodes": 3,
+}
 SCRIPT = """
 import json, sys
 from rl_oodkit.core.spec import from_dict, to_dict
@@ -57,7 +72,13 @@ def test_sigkill_loses_at_most_one_interval(tmp_path, monkeypatch):
     saved = kill_at(tmp_path, 800)
     assert 800 <= saved < 2_000 and not (tmp_path / "dqn-lunarlander.json").exists()
     began, learn = [], sb3._learn
-    monkeypatch.setattr(sb3, "_learn", lambda run, progress: (began.append(run.model.num_timesteps), learn(run, progress)))
+
+    def noted(run, progress):
+        """Note where the training begins."""
+        began.append(run.model.num_timesteps)
+        learn(run, progress)
+
+    monkeypatch.setattr(sb3, "_learn", noted)
     card = sb3.train_dqn(lander_recipe(), 5, tmp_path, progress=False)
     assert began == [saved]
     assert card["evaluations"]["step"] == list(range(400, 2_001, 200))
@@ -207,10 +228,23 @@ def test_seeds_outside_the_training_range(tmp_path, seed):
 @pytest.mark.parametrize(
     "change",
     [
-        {"total_steps": 0}, {"batch_size": -1}, {"discount": 1.0}, {"discount": float("nan")}, {"n_steps": 0},
-        {"exploration_final": 2.0}, {"evaluate_every": 20_000}, {"select_after": 10**9}, {"buffer_size": 1.5},
-        {"selection_episodes": 1}, {"card_episodes": 1}, {"hidden": ()}, {"hidden": (0,)}, {"learning_rate": -1.0},
-        {"firing_cost": float("inf")}, {"max_truncation": 1.5}, {"final_rate": float("nan")},
+        {"total_steps": 0},
+        {"batch_size": -1},
+        {"discount": 1.0},
+        {"discount": float("nan")},
+        {"n_steps": 0},
+        {"exploration_final": 2.0},
+        {"evaluate_every": 20_000},
+        {"select_after": 10**9},
+        {"buffer_size": 1.5},
+        {"selection_episodes": 1},
+        {"card_episodes": 1},
+        {"hidden": ()},
+        {"hidden": (0,)},
+        {"learning_rate": -1.0},
+        {"firing_cost": float("inf")},
+        {"max_truncation": 1.5},
+        {"final_rate": float("nan")},
     ],
 )
 def test_recipes_that_cannot_be_followed(change):

@@ -30,18 +30,20 @@ def random_batch(lengths, seed=0, width=3, continuous=False) -> tr.Trajectories:
         onset = int(rng.integers(0, n)) if i % 2 else -1
         active = (np.arange(n) >= onset) & (onset >= 0)
         actions = rng.standard_normal((n, 2)) if continuous else rng.integers(0, 4, n)
-        episodes.append({
-            "observations": rng.standard_normal((n + 1, width)),
-            "true_observations": rng.standard_normal((n + 1, width)),
-            "actions": actions,
-            "executed_actions": actions[::-1].copy(),
-            "rewards": rng.standard_normal(n),
-            "active": active,
-            "onset": onset,
-            "terminated": bool(rng.integers(2)),
-            "env_seed": i,
-            "internals": {"q": rng.standard_normal((n + 1, 4))},
-        })
+        episodes.append(
+            {
+                "observations": rng.standard_normal((n + 1, width)),
+                "true_observations": rng.standard_normal((n + 1, width)),
+                "actions": actions,
+                "executed_actions": actions[::-1].copy(),
+                "rewards": rng.standard_normal(n),
+                "active": active,
+                "onset": onset,
+                "terminated": bool(rng.integers(2)),
+                "env_seed": i,
+                "internals": {"q": rng.standard_normal((n + 1, 4))},
+            }
+        )
     return tr.from_numpy(episodes, meta={"env_id": "Toy-v0", "nested": {"a": [1, 2.5]}})
 
 

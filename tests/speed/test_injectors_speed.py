@@ -19,7 +19,7 @@ def spent(env, seed):
 
 
 def test_a_wrapped_step_costs_little_more():
-    """Median of 61 interleaved ratios at most 1.9, on the cheapest step there is, with the floor and a law always on."""
+    """Median of 61 interleaved ratios at most 1.9 on the cheapest step there is, with floor and law always on."""
     bare, wrapped = lunar_lander(), make_lander("gain", Schedule(onset=0), floor=0.005)
     ratios = [spent(wrapped, seed) / spent(bare, seed) for seed in range(61)]
     assert np.median(ratios) <= 1.9, np.median(ratios)
