@@ -4,28 +4,35 @@ BIN := .venv/bin
 
 .PHONY: demo test docs lab bench
 
-demo: $(BIN)/rl-oodkit  ## install, then rebuild the main tables and figures on the shipped checkpoint
+# Install, then rebuild the main tables and figures on the shipped policy.
+demo: $(BIN)/rl-oodkit
 	$(BIN)/rl-oodkit reproduce --profile quick
 
-test:  ## install, then everything that continuous integration does
+# Install, then all that continuous integration runs.
+test:
 	PYTHON=$(PYTHON) bash .ci/run
 
-docs: $(BIN)/sphinx-build  ## the documentation site, in _docs/
+# The documentation site, in _docs/.
+docs: $(BIN)/sphinx-build
 	$(BIN)/python docs/build.py
 
-lab: $(BIN)/sphinx-build  ## the notebooks
+# The notebooks, in a browser.
+lab: $(BIN)/sphinx-build
 	$(BIN)/jupyter lab nbs
 
-bench: $(BIN)/rl-oodkit  ## our vectorised statistics against their references
+# Our vectorised statistics against their references.
+bench: $(BIN)/rl-oodkit
 	$(BIN)/rl-oodkit bench speed
 
 $(BIN)/python:
 	$(PYTHON) -m venv .venv
 
 $(BIN)/rl-oodkit: $(BIN)/python settings.ini setup.py
+	@echo "Installing into .venv; this takes some minutes the first time."
 	$(BIN)/python -m pip install -q -e .
-	touch $@
+	@touch $@
 
 $(BIN)/sphinx-build: $(BIN)/python settings.ini setup.py
+	@echo "Installing into .venv, with the tools for development; this takes some minutes the first time."
 	$(BIN)/python -m pip install -q -e '.[dev]'
-	touch $@
+	@touch $@

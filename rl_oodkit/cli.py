@@ -6,6 +6,7 @@
 __all__ = ['app', 'bench', 'main']
 
 # %% ../nbs/cli.ipynb #imports
+import inspect
 import os
 import sys
 import tomllib
@@ -109,15 +110,21 @@ def _list(kind: Annotated[str, typer.Argument(help="A kind, such as injector; al
     if not kind:
         typer.echo("\n".join(registry.kinds()))
         return
-    rows = []
-    for entry in registry.entries(kind):
-        told = ", ".join(f"{name}={default!r}" for name, default in registry.parameters(kind, entry.id))
-        rows.append((entry.id, entry.summary, f"({told})" if told else ""))
-    typer.echo(_columns(rows))
+    rows = [(e.id, e.summary, _told(registry.parameters(kind, e.id))) for e in registry.entries(kind)]
     if kind == "detector":
-        from rl_oodkit.ood.detector import default_board
+        from rl_oodkit.ood.detector import default_board, describe_detector
 
-        typer.echo("\ncomposed as scorer/features[+accumulator]; on the default board:\n" + "\n".join(default_board()))
+        known = {row[0] for row in rows}
+        described = ((name, *describe_detector(name)) for name in default_board() if name not in known)
+        rows += [(name, summary, _told(parameters)) for name, summary, parameters in described]
+    typer.echo(_columns([(name, f"{summary} {told}") for name, summary, told in rows]))
+
+
+def _told(parameters: Sequence[tuple[str, Any]]) -> str:
+    """Print parameters with their defaults."""
+    empty = inspect.Parameter.empty
+    text = ", ".join(name if default is empty else f"{name}={default!r}" for name, default in parameters)
+    return f"({text})" if text else ""
 
 # %% ../nbs/cli.ipynb #train
 @_command(app, "train", "Train a policy; continues where it was stopped.",

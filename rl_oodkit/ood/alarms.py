@@ -12,7 +12,14 @@ import warnings
 
 import numpy as np
 
-from ..core.errors import EmptySplitError, ParameterError, ShapeError, check_array, check_fraction, check_integer
+from rl_oodkit.core.errors import (
+    EmptySplitError,
+    ParameterError,
+    ShapeError,
+    check_array,
+    check_fraction,
+    check_integer,
+)
 from ..stats.tests import beta_binomial_interval, conformal_rank
 
 # %% ../../nbs/ood/21_alarms.ipynb #episode-maxima
@@ -110,14 +117,14 @@ def per_step_threshold(cal: np.ndarray, alpha: float, half_width: int = 5) -> np
     cal : float array of shape (E, T)
         Scores of clean calibration episodes, NaN where absent.
     alpha : float
-        Rate at which a clean episode exceeds the threshold within one window, in (0, 1).
+        Rate of false alarms a clean step, in (0, 1).
     half_width : int
         Steps on either side that count as the same time.
 
     Returns
     -------
     float array of shape (T,)
-        Infinite where fewer episodes are left than `alpha` needs.
+        Infinite where fewer scores are left than `alpha` needs.
 
     Raises
     ------
@@ -135,10 +142,10 @@ def per_step_threshold(cal: np.ndarray, alpha: float, half_width: int = 5) -> np
     cal = _some_rows(cal)
     padded = np.pad(np.where(np.isnan(cal), -np.inf, cal), ((0, 0), (reach, reach)), constant_values=-np.inf)
     windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1, axis=1)
-    local = np.sort(windows.max(axis=2), axis=0)
+    local = np.sort(windows.transpose(0, 2, 1).reshape(-1, cal.shape[1]), axis=0)
     counts = np.isfinite(local).sum(axis=0)
     rank = np.array([conformal_rank(level, int(n)) for n in counts])
-    index = np.clip(len(cal) - counts + rank - 1, 0, len(cal) - 1)
+    index = np.clip(len(local) - counts + rank - 1, 0, len(local) - 1)
     values = np.take_along_axis(local, index[None], axis=0)[0]
     return np.where((rank <= counts) & (counts > 0), values, np.inf)
 

@@ -11,14 +11,12 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pandas as pd
 
-from ..core.errors import EmptySplitError
 from ..core.registry import entries, make
 from ..core.runs import Group, RunSpec, RunStore
 from ..core.seeds import integer
@@ -169,7 +167,9 @@ def _episodes(trajs: Trajectories) -> pd.DataFrame:
     return pd.DataFrame({"env_seed": trajs.env_seeds, "onset": trajs.onset, "offset": trajs.offset_step} | ends)
 
 
-def load_batch(store: RunStore, unit: RunSpec, policy: Policy | None = None, record: Sequence[str] = ()) -> Trajectories:
+def load_batch(
+    store: RunStore, unit: RunSpec, policy: Policy | None = None, record: Sequence[str] = ()
+) -> Trajectories:
     """Load a collected batch, with the policy internals that are asked for.
 
     Parameters

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.registry import Entry, entry
 from ..core.seeds import stream
-from .matched import same_horizon
+from .matched import landmark_horizons, same_horizon
 from ..stats.bootstrap import episode_weights, resampled_counts, weighted_mean_by_step
 from ..stats.delong import cluster_delong, delong_interval
 from ..stats.ranking import time_weights
@@ -45,7 +45,14 @@ def cell_weights(seed: int, cell: str, n: int, p: int, resamples: int) -> tuple[
 
 # %% ../../nbs/ood/23_intervals.ipynb #bootstrap-replicates
 def bootstrap_replicates(
-    metric: Entry, x: np.ndarray, y: np.ndarray, weights: np.ndarray, wx: np.ndarray, wy: np.ndarray
+    metric: Entry,
+    x: np.ndarray,
+    y: np.ndarray,
+    weights: np.ndarray,
+    wx: np.ndarray,
+    wy: np.ndarray,
+    *,
+    landmark: bool = False,
 ) -> np.ndarray:
     """Average a metric over the steps for every resample of episodes.
 
@@ -56,9 +63,11 @@ def bootstrap_replicates(
     x, y : float arrays of shape (n, T) and (p, T)
         Clean and disturbed scores, NaN where absent.
     weights : float array of shape (T,)
-        Positive at the steps that enter, such as `Matched.landmark_weights`.
+        Positive at the steps that may enter, such as `Matched.weights`.
     wx, wy : int arrays of shape (B, n) and (B, p)
         Episode weights.
+    landmark : bool
+        True ends each resample's average at that resample's own landmark.
 
     Returns
     -------
@@ -79,9 +88,12 @@ def bootstrap_replicates(
     resampled, used = metric.tags.get("resampled"), np.asarray(weights) > 0
     if resampled is None or not used.any():
         return np.empty(0)
-    x, y = (a[:, used] for a in same_horizon(x, y))
-    drawn = time_weights(resampled_counts(x, wx), resampled_counts(y, wy))
-    return weighted_mean_by_step(resampled(x, y, wx, wy), drawn)
+    x, y = same_horizon(x, y)
+    n_t, p_t = resampled_counts(x, wx), resampled_counts(y, wy)
+    drawn = time_weights(n_t, p_t)
+    if landmark:
+        drawn = np.where(np.arange(drawn.shape[1]) <= landmark_horizons(n_t, p_t)[:, None], drawn, 0.0)
+    return weighted_mean_by_step(resampled(x[:, used], y[:, used], wx, wy), drawn[:, used])
 
 # %% ../../nbs/ood/23_intervals.ipynb #area-interval
 def area_interval(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:

@@ -20,11 +20,12 @@ from ..core.runs import Group, RunSpec, RunStore, run_units
 from ..core.seeds import stream
 from .alarms import episode_maxima, false_alarm_rate
 from .batches import batch_spec, clean_batch
-from .benchmark import board_detectors, board_payload, collect_for, open_panel
+from .benchmark import board_detectors, board_payload, collect_for
 from .cells import BoardSpec
 from .intervals import area_interval, bootstrap_replicates, cell_weights
 from .matched import matched_auroc, pad_after_onset
 from .panel import panels
+from .scenes import open_panel
 from ..stats.bootstrap import percentile_interval
 from ..stats.tests import beta_binomial_pvalue, clopper_pearson, holm
 from ..training.checkpoint import load_policy
@@ -77,8 +78,9 @@ def null_intervals(
         if np.isnan(result.value_landmark):
             continue
         wx, wy = cell_weights(seed, f"null {r}", len(x), len(y), resamples)
-        samples = bootstrap_replicates(entry("metric", "auroc"), x, y, result.landmark_weights, wx, wy)
-        ends = {"bootstrap": percentile_interval(samples), "delong": area_interval(x, y, result.landmark_weights)}
+        samples = bootstrap_replicates(entry("metric", "auroc"), x, y, result.weights, wx, wy, landmark=True)
+        drawn = percentile_interval(samples, clusters=min(len(x), len(y)))
+        ends = {"bootstrap": drawn, "delong": area_interval(x, y, result.landmark_weights)}
         rows += [(r, kind, result.value_landmark, float(low), float(high)) for kind, (low, high) in ends.items()]
     return pd.DataFrame(rows, columns=["split", "interval", "auroc", "low", "high"])
 
@@ -232,9 +234,7 @@ def coverage_units(payload: Mapping[str, Any], missing: Sequence[RunSpec], save:
         save(unit, found)
 
 # %% ../../nbs/ood/34_null.ipynb #false-alarm-table
-def false_alarm_table(
-    spec: BoardSpec, store: RunStore | None = None, executor: Executor | None = None
-) -> pd.DataFrame:
+def false_alarm_table(spec: BoardSpec, store: RunStore | None = None, executor: Executor | None = None) -> pd.DataFrame:
     """Judge the held-out false-alarm rate of every detector.
 
     Parameters

@@ -101,7 +101,9 @@ def _row(metric: str, value: float, ends: tuple[float, float] = (math.nan, math.
     return row | {"landmark": -1, "dropped": 0, "reason": "", "replicates": None} | more
 
 # %% ../../nbs/ood/28_rows.ipynb #matched-rows
-def matched_rows(x: np.ndarray, y: np.ndarray, question: Question, cell: str) -> list[dict[str, Any]]:
+def matched_rows(
+    x: np.ndarray, y: np.ndarray, question: Question, wx: np.ndarray, wy: np.ndarray
+) -> list[dict[str, Any]]:
     """Evaluate every registered metric at matched time.
 
     Parameters
@@ -109,9 +111,9 @@ def matched_rows(x: np.ndarray, y: np.ndarray, question: Question, cell: str) ->
     x, y : float arrays of shape (n, T) and (p, T)
         Clean scores, and scores of disturbed steps; NaN where absent.
     question : Question
-        Resamples, least counts and seed.
-    cell : str
-        Name of the cell, which addresses the weights.
+        Resamples and least counts.
+    wx, wy : int arrays of shape (B, n) and (B, p)
+        Episode weights, from `cell_weights`.
 
     Returns
     -------
@@ -120,11 +122,11 @@ def matched_rows(x: np.ndarray, y: np.ndarray, question: Question, cell: str) ->
 
     Examples
     --------
-    >>> rows = matched_rows(np.zeros((20, 2)), np.ones((20, 2)), Question(resamples=10), "doctest")
+    >>> draws = cell_weights(0, "doctest", 20, 20, 10)
+    >>> rows = matched_rows(np.zeros((20, 2)), np.ones((20, 2)), Question(resamples=10), *draws)
     >>> [(r["metric"], r["value"]) for r in rows][:2]
     [('auprc', 1.0), ('auroc_landmark', 1.0)]
     """
-    wx, wy = cell_weights(question.seed, cell, len(x), len(y), question.resamples)
     counts = {"n": len(x), "p": int(np.isfinite(y).any(axis=1).sum())}
     rows = []
     for metric in board_metrics():
@@ -146,11 +148,12 @@ def _reach(
     if reach == "full":
         ends = area_interval(x, y, result.weights) if metric.tags.get("primary") else (math.nan, math.nan)
         return {"value": value, "ends": ends, "interval": "delong" if metric.tags.get("primary") else "none"}
-    samples = bootstrap_replicates(metric, x, y, result.landmark_weights, wx, wy)
+    samples = bootstrap_replicates(metric, x, y, result.weights, wx, wy, landmark=True)
     if not samples.size:
         return {"value": value}
+    ends = percentile_interval(samples, clusters=max(2, min(len(x), len(y))))
     kept = samples.astype(np.float32).tolist() if metric.tags.get("primary") else None
-    return {"value": value, "ends": percentile_interval(samples), "interval": "bootstrap", "replicates": kept}
+    return {"value": value, "ends": ends, "interval": "bootstrap", "replicates": kept}
 
 
 def _why(metric: Entry, result: Matched) -> str:
@@ -201,7 +204,7 @@ def lag_rows(x: np.ndarray, scored: Scored, question: Question) -> list[dict[str
 
 # %% ../../nbs/ood/28_rows.ipynb #alarm-rows
 def alarm_rows(
-    clean: Scored, scored: Scored, threshold: float, n_cal: int, question: Question, cell: str
+    clean: Scored, scored: Scored, threshold: float, n_cal: int, question: Question, wy: np.ndarray
 ) -> list[dict[str, Any]]:
     """Evaluate a calibrated monitor on clean and disturbed episodes.
 
@@ -214,9 +217,9 @@ def alarm_rows(
     n_cal : int
         Calibration episodes behind the threshold.
     question : Question
-        Nominal rate, horizon and seed.
-    cell : str
-        Name of the cell, which addresses the weights.
+        Nominal rate and horizon.
+    wy : int array of shape (B, p)
+        Weights of the cell's episodes, from `cell_weights`.
 
     Returns
     -------
@@ -227,20 +230,20 @@ def alarm_rows(
     Examples
     --------
     >>> one = Scored(np.ones((9, 3)), np.full(9, 1), np.full(9, -1), np.full(9, 3), np.ones((9, 3)) > 0)
-    >>> [r["metric"] for r in alarm_rows(one, one, 2.0, 39, Question(resamples=10), "doctest")][:2]
+    >>> wy = cell_weights(0, "doctest", 9, 9, 10)[1]
+    >>> [r["metric"] for r in alarm_rows(one, one, 2.0, 39, Question(resamples=10), wy)][:2]
     ['far', 'false_before']
     """
     rate = false_alarm_rate(clean.scores, threshold, question.alpha, n_cal)
     far = _row("far", rate["rate"], (rate["low"], rate["high"]), interval="beta-binomial", n=rate["n"])
     found, sham = scored.delays(threshold), clean.delays(threshold)
     horizon, false = question.horizon, int((found.event == FALSE).sum())
-    weights = cell_weights(question.seed, cell, len(clean.scores), len(scored.scores), question.resamples)[1]
     before = _share("false_before", false, int(found.eligible.sum()) + false, "p")
     rows = [far, before, _share(f"sham_{horizon}", *detection_at_exposure(sham, horizon), "n")]
-    rows += _delay_rows(found, weights, horizon, "")
+    rows += _delay_rows(found, wy, horizon, "")
     rows.append(_median(found, horizon))
     if scored.restarted is not None:
-        rows += _delay_rows(scored.delays(threshold, restarted=True), weights, horizon, "_restart")
+        rows += _delay_rows(scored.delays(threshold, restarted=True), wy, horizon, "_restart")
     if math.isinf(threshold):
         rows = [r | {"reason": r["reason"] or "no finite threshold: too few calibration episodes"} for r in rows]
     return rows
@@ -289,7 +292,7 @@ def cell_frame(
     question : Question
         What is asked.
     cell : str
-        Name of the cell.
+        Name of the cell, which addresses the resamples.
 
     Returns
     -------
@@ -302,9 +305,11 @@ def cell_frame(
     >>> cell_frame(one, one, 2.0, 39, Question(resamples=10), "doctest").shape[1]
     11
     """
-    rows = matched_rows(clean.scores, scored.disturbed, question, cell)
+    sizes = len(clean.scores), len(scored.scores)
+    wx, wy = cell_weights(question.seed, cell, *sizes, question.resamples)
+    rows = matched_rows(clean.scores, scored.disturbed, question, wx, wy)
     rows += lag_rows(clean.scores, scored, question)
-    rows += alarm_rows(clean, scored, threshold, n_cal, question, cell)
+    rows += alarm_rows(clean, scored, threshold, n_cal, question, wy)
     frame = pd.DataFrame(rows, columns=list(COLUMNS))
     text, whole = ("metric", "interval", "reason"), ("n", "p", "landmark", "dropped")
     return frame.astype(dict.fromkeys(text, "str") | dict.fromkeys(whole, "int64"))

@@ -18,9 +18,7 @@ from ..stats.bootstrap import episode_weights, percentile_interval
 from ..stats.ranking import auroc_by_step
 
 # %% ../../nbs/ood/22_segments.ipynb #segment-masks
-def segment_masks(
-    onset: np.ndarray, offset: np.ndarray, steps: int, transient: int = 20
-) -> dict[str, np.ndarray]:
+def segment_masks(onset: np.ndarray, offset: np.ndarray, steps: int, transient: int = 20) -> dict[str, np.ndarray]:
     """Mark the steps of every segment in a padded batch.
 
     Parameters

@@ -36,6 +36,7 @@ _LOOK = {
     "legend.fontsize": 8,
     "lines.markersize": 4.5,
     "svg.hashsalt": "rl_oodkit",
+    "svg.fonttype": "none",
 }
 
 

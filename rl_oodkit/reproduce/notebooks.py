@@ -10,12 +10,12 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import NotebookError, ParameterError, RlOodkitError, RunInterrupted
+from ..core.errors import NotebookError, ParameterError, RlOodkitError, RunInterrupted, UnitFailedError
 from ..core.executors import Executor, SerialExecutor
 from ..core.runs import source_hash
 from ..core.spec import content_hash
@@ -271,15 +271,29 @@ def _sweep(out_dir: Path) -> None:
             continue
 
 
-def _run_job(item: tuple[Job, Path, float | None, bool]) -> Outcome:
+@dataclass(frozen=True)
+class _Task:
+    """Carry what a worker needs to run one job."""
+
+    job: Job
+    out_dir: Path
+    timeout: float | None
+    force: bool
+
+    @property
+    def name(self) -> str:
+        """Return the job's name, for messages."""
+        return self.job.name
+
+
+def _run_job(task: _Task) -> Outcome:
     """Run one job and turn its failure into an outcome, so that the others go on."""
-    job, out_dir, timeout, force = item
     try:
-        return run_notebook(job, out_dir, timeout=timeout, force=force)
+        return run_notebook(task.job, task.out_dir, timeout=task.timeout, force=task.force)
     except RunInterrupted:
         raise KeyboardInterrupt from None  # an executor takes any Exception for the item's failure
     except RlOodkitError as error:
-        return Outcome(job.name, "failed", out_dir / job.name, error=str(error))
+        return Outcome(task.name, "failed", task.out_dir / task.name, error=str(error))
 
 # %% ../../nbs/reproduce/00_notebooks.ipynb #run-notebooks
 def run_notebooks(
@@ -331,15 +345,26 @@ def run_notebooks(
     _sweep(out_dir)
     try:
         for wave in _waves(jobs):
-            ready = _ready(wave, outcomes, out_dir, tell)
-            work = [(job, out_dir, timeout, force) for job in ready]
-            for index, outcome in (executor or SerialExecutor()).map(_run_job, work):
-                outcomes[ready[index].name] = outcome
+            tasks = [_Task(job, out_dir, timeout, force) for job in _ready(wave, outcomes, out_dir, tell)]
+            for outcome in _finish(tasks, executor or SerialExecutor()):
+                outcomes[outcome.name] = outcome
                 tell(outcome)
     except KeyboardInterrupt:
         said = f"stopped after {len(outcomes)} of {len(jobs)} notebooks"
         raise RunInterrupted(said, instead="Run the same command again to resume.") from None
     return [outcomes[job.name] for job in jobs]
+
+
+def _finish(tasks: list[_Task], executor: Executor) -> Iterator[Outcome]:
+    """Yield outcomes as they come; if a worker process dies, what was left has failed."""
+    left = {task.name: task for task in tasks}
+    try:
+        for _, outcome in executor.map(_run_job, tasks):
+            del left[outcome.name]
+            yield outcome
+    except UnitFailedError as error:
+        for task in left.values():
+            yield Outcome(task.name, "failed", task.out_dir / task.name, error=str(error))
 
 
 def _ready(wave: list[Job], outcomes: dict[str, Outcome], out_dir: Path, tell: Callable[[Outcome], None]) -> list[Job]:

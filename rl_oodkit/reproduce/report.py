@@ -100,24 +100,27 @@ def _heading(folder: Path, name: str) -> tuple[str, str]:
 def _figure_html(folder: Path, card: Card) -> str:
     """Write a figure into the page, with its reading instructions."""
     picture = next(name for name in card.files if name.endswith(".png"))
-    data = base64.b64encode((folder / picture).read_bytes()).decode()
-    image = f'<img alt="{html.escape(card.title)}" src="data:image/png;base64,{data}">'
+    raw = (folder / picture).read_bytes()
+    width = int.from_bytes(raw[16:20], "big") * 2 // 3  # drawn at 150 dots an inch, shown at 100
+    data = base64.b64encode(raw).decode()
+    image = f'<img width="{width}" alt="{html.escape(card.title)}" src="data:image/png;base64,{data}">'
     return f"<figure>{image}{_caption(card)}</figure>"
 
 
 def _table_html(folder: Path, card: Card) -> str:
     """Write a table into the page, with its reading instructions."""
     source = next(name for name in card.files if name.endswith(".csv"))
-    frame = pd.read_csv(folder / source, keep_default_na=False)
+    frame = pd.read_csv(folder / source, keep_default_na=False, na_values=[""])
     cells = frame.map(_shown).to_html(index=False, border=0, escape=True)
     return f'<figure><div class="scroll">{cells}</div>{_caption(card)}</figure>'
 
 
 def _shown(value: Any) -> str:
-    """Print a cell of a table; floats to at most four significant digits."""
+    """Print a cell of a table; floats to at most four significant digits, short texts in one line."""
     if isinstance(value, float):
         return "–" if value != value else f"{value:.4g}"
-    return str(value) if value != "" else "–"
+    text = str(value) if value != "" else "–"
+    return text.replace(" ", "\N{NO-BREAK SPACE}") if len(text) < 32 else text
 
 
 def _caption(card: Card) -> str:
@@ -165,8 +168,9 @@ def _provenance_html(sections: Sequence[Section]) -> str:
 
 # %% ../../nbs/reproduce/02_report.ipynb #build-report
 _STYLE = """
-body{font:16px/1.55 Georgia,serif;color:#222;max-width:60rem;margin:2rem auto;padding:0 1rem}
+body{font:16px/1.55 Georgia,serif;color:#222;max-width:76rem;margin:2rem auto;padding:0 1rem}
 h1,h2,h3,nav,table,.files{font-family:system-ui,sans-serif}h2{margin-top:3rem;border-bottom:1px solid #ccc}
+p,li,figcaption{max-width:56rem}
 figure{margin:1.8rem 0}img{max-width:100%;height:auto}figcaption{font-size:.9rem;color:#333;margin-top:.5rem}
 .scroll{overflow:auto;max-height:32rem}table{border-collapse:collapse;font-size:.8rem}
 td,th{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #e5e5e5}
@@ -175,6 +179,12 @@ thead th{position:sticky;top:0;background:#fff}.about{font-style:italic}.read{co
 .files{font-size:.75rem;color:#888}
 .lost{color:#b00020}nav a{margin-right:1rem}
 """
+
+
+_HOW = (
+    "Each section is one experiment: what came out, in sentences that were made from its numbers, then its figures "
+    "and tables, each with a note on how to read it. Where every number came from stands at the end."
+)
 
 
 def build_report(results: Path | str, names: Sequence[str], *, title: str, target: Path | str | None = None) -> Path:
@@ -211,7 +221,7 @@ def build_report(results: Path | str, names: Sequence[str], *, title: str, targe
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>'
         f"<h1>{html.escape(title)}</h1><nav>{links}<a href='#provenance'>Provenance</a></nav>"
-        f"{body}{_provenance_html(sections)}</body></html>\n"
+        f"<p>{_HOW}</p>{body}{_provenance_html(sections)}</body></html>\n"
     )
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, page.encode())

@@ -47,7 +47,6 @@ EXTENSION = """
 import json, sys
 from pathlib import Path
 import toy_board
-from rl_oodkit.core.executors import ProcessExecutor
 from rl_oodkit.core.runs import RunStore
 from rl_oodkit.ood.benchmark import run_board
 from rl_oodkit.ood.cells import BoardSpec
@@ -60,7 +59,7 @@ store = RunStore(folder / "runs")
 before = run_board(spec, store)
 stamps = {p: p.stat().st_mtime_ns for p in (folder / "runs").glob("*/*/manifest.json")}
 import toy_extension
-after = run_board(spec, store, ProcessExecutor(1))
+after = run_board(spec, store)
 old = after["detector"].isin(before["detector"]) & after["cell"].isin(before["cell"])
 mine = after[(after["detector"] == "my-range/obs") & (after["metric"] == "auroc_landmark")]
 print(json.dumps({

@@ -18,14 +18,13 @@ COMMANDS = ["list", "train", "collect", "bench ood", "bench speed", "reproduce",
 
 
 @pytest.fixture
-def shell(capsys, monkeypatch):
+def shell(capsys):
     """Run the command line in this process; return exit code, output and errors."""
-    monkeypatch.delenv("RL_OODKIT_DEBUG", raising=False)
 
     def run(*words):
         with pytest.raises(SystemExit) as end:
             cli.main(words)
-        monkeypatch.delenv("RL_OODKIT_DEBUG", raising=False)
+        os.environ.pop("RL_OODKIT_DEBUG", None)
         printed = capsys.readouterr()
         return end.value.code, printed.out, printed.err
 

@@ -160,3 +160,14 @@ def test_a_kernel_that_cannot_start_is_quoted(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(NotebookError, match="no kernel package here"):
         run_notebook(Job("trial", notebook(tmp_path, SUMMARY)), tmp_path / "out")
+
+
+def test_a_worker_that_dies_fails_its_notebook_and_the_run_goes_on(tmp_path):
+    """When the process that watches a kernel is killed, the outcome says so, and later notebooks still run."""
+    watcher = "import os\nos.kill(os.getppid(), 9)"
+    jobs = [Job("bad", notebook(tmp_path, watcher, name="bad"))]
+    (outcome,) = run_notebooks(jobs, tmp_path / "out", executor=ProcessExecutor(1))
+    assert (
+        outcome.status == "failed" and "worker process died" in outcome.error and outcome.error.startswith("bad failed")
+    )
+    assert not (tmp_path / "out" / "bad").exists()

@@ -65,14 +65,19 @@ def test_absent_scores_neither_fire_nor_count():
 
 @settings(max_examples=30, deadline=None)
 @given(seeds, st.integers(0, 8))
-def test_step_threshold_is_the_episode_threshold_of_its_window(seed, reach):
+def test_step_threshold_is_the_order_statistic_of_its_window(seed, reach):
     scores = np.random.default_rng(seed).normal(size=(39, 30))
     scores[5:9, 20:] = np.nan
     h = per_step_threshold(scores, 0.1, reach)
     for t in (0, 3, 15, 29):
         window = scores[:, max(0, t - reach) : t + reach + 1]
-        present = window[np.isfinite(window).any(axis=1)]
-        assert h[t] == per_episode_threshold(present, 0.1)
+        assert h[t] == per_episode_threshold(window[np.isfinite(window)][:, None], 0.1)
+
+
+def test_step_threshold_keeps_its_rate_per_step():
+    rng = np.random.default_rng(4)
+    h = per_step_threshold(rng.normal(size=(400, 200)), 0.05)
+    assert (rng.normal(size=(2000, 200)) > h).mean() == pytest.approx(0.05, abs=0.003)
 
 
 def test_step_threshold_is_infinite_where_few_are_left():

@@ -175,6 +175,19 @@ def test_unit_weights_reproduce_every_registered_metric(seed, decimals):
         result = matched_metric(metric.obj, x, y, p_min=metric.tags.get("p_min"))
         again = bootstrap_replicates(metric, x, y, result.landmark_weights, *ones)
         np.testing.assert_allclose(again, result.value_landmark, atol=2e-6)
+        drawn = bootstrap_replicates(metric, x, y, result.weights, *ones, landmark=True)
+        np.testing.assert_allclose(drawn, result.value_landmark, atol=2e-6)
+
+
+def test_every_resample_has_its_own_landmark():
+    rng = np.random.default_rng(5)
+    x, y = ragged(rng, 30, 12, 20, None), ragged(rng, 25, 12, 20, None)
+    wx, wy = cell_weights(0, "c", 30, 25, 12)
+    whole = matched_auroc(x, y, 1)
+    drawn = bootstrap_replicates(registry.entry("metric", "auroc"), x, y, whole.weights, wx, wy, landmark=True)
+    for b, value in enumerate(drawn):
+        again = matched_auroc(np.repeat(x, wx[b], axis=0), np.repeat(y, wy[b], axis=0), 1)
+        assert value == pytest.approx(again.value_landmark, abs=2e-6)
 
 
 def test_a_weight_of_two_is_an_episode_that_occurs_twice():
@@ -190,7 +203,8 @@ def test_a_weight_of_two_is_an_episode_that_occurs_twice():
 
 def test_metric_without_resampled_form_has_no_replicates():
     metric = registry.Entry("metric", "plain", auroc_by_step, "", "auroc_by_step", "here", {})
-    assert bootstrap_replicates(metric, np.zeros((9, 2)), np.zeros((9, 2)), np.ones(2), *cell_weights(0, "c", 9, 9, 4)).size == 0
+    x, draws = np.zeros((9, 2)), cell_weights(0, "c", 9, 9, 4)
+    assert bootstrap_replicates(metric, x, x, np.ones(2), *draws).size == 0
 
 
 def test_cells_share_clean_weights_and_differ_in_disturbed_ones():
