@@ -247,8 +247,9 @@ def run_one(path: Path, save: bool) -> tuple[Path, bool, str, float, float]:
     except subprocess.TimeoutExpired:
         return path, False, f"no end after {TIMEOUT} s", TIMEOUT, TIMEOUT
     cpu = re.search(r"^cpu ([\d.]+)$", done.stdout, re.M)
-    message = (done.stdout + done.stderr) if done.returncode else ""
-    return path, done.returncode == 0, message.strip(), time.perf_counter() - start, float(cpu[1]) if cpu else 0.0
+    message = f"{done.stdout}{done.stderr}".strip() or "it said nothing"
+    message = f"exit code {done.returncode}: {message}" if done.returncode else ""
+    return path, done.returncode == 0, message, time.perf_counter() - start, float(cpu[1]) if cpu else 0.0
 
 
 def run_all(paths: list[Path], save: bool, workers: int) -> int:

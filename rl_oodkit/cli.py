@@ -8,7 +8,6 @@ __all__ = ['app', 'bench', 'main']
 # %% ../nbs/cli.ipynb #imports
 import inspect
 import os
-import sys
 import tomllib
 import traceback
 from collections.abc import Callable, Sequence
@@ -43,9 +42,15 @@ def _guarded(function: Callable[..., None]) -> Callable[..., None]:
             _complain(error if str(error) else RlOodkitError(said), 130)
         except RlOodkitError as error:
             _complain(error, 1)
-        except (OSError, ImportError, ValueError) as error:
-            hint = "This should have been caught earlier; --debug shows where it came from."
-            _complain(RlOodkitError(f"{type(error).__name__}: {error}", instead=hint), 1)
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            said = " ".join(f"{type(error).__name__}: {error}".split())
+            if os.environ.get("RL_OODKIT_DEBUG"):
+                traceback.print_exception(error)
+            _complain(
+                RlOodkitError(said, instead="This should have been caught earlier; --debug shows the traceback."), 1
+            )
 
     return run
 
@@ -111,6 +116,8 @@ def _list(kind: Annotated[str, typer.Argument(help="A kind, such as injector; al
         typer.echo("\n".join(registry.kinds()))
         return
     rows = [(e.id, e.summary, _told(registry.parameters(kind, e.id))) for e in registry.entries(kind)]
+    if kind == "injector":
+        rows = [(name, f"{summary} {_levels(registry.entry(kind, name))}", told) for name, summary, told in rows]
     if kind == "detector":
         from rl_oodkit.ood.detector import default_board, describe_detector
 
@@ -118,6 +125,12 @@ def _list(kind: Annotated[str, typer.Argument(help="A kind, such as injector; al
         described = ((name, *describe_detector(name)) for name in default_board() if name not in known)
         rows += [(name, summary, _told(parameters)) for name, summary, parameters in described]
     typer.echo(_columns([(name, f"{summary} {told}") for name, summary, told in rows]))
+
+
+def _levels(law: Any) -> str:
+    """Print the family and the declared levels of an injector."""
+    levels = ", ".join(f"{name} {k:g}" for name, k in law.tags.get("levels", {}).items())
+    return f"[{law.tags.get('family', getattr(law.obj, 'family', ''))}: {levels or 'no levels'}]"
 
 
 def _told(parameters: Sequence[tuple[str, Any]]) -> str:
@@ -192,8 +205,11 @@ def _board(spec: Path | None, given: dict[str, Any]) -> Any:
     except (OSError, ValueError) as fault:
         raise ParameterError(f"no readable specification: {fault}", where=str(spec)) from None
     default = to_dict(BoardSpec("dqn-lunarlander"))
+    for name, value in given.items():
+        if isinstance(value, str) and not _words(value):
+            raise ParameterError(f"--{name} {value!r} names nothing", instead="Name some, or leave the option out.")
     texts = {name: _words(value) if isinstance(value, str) else value for name, value in given.items()}
-    return from_dict(BoardSpec, {**default, **fields, **{n: v for n, v in texts.items() if v not in (None, [])}})
+    return from_dict(BoardSpec, {**default, **fields, **{n: v for n, v in texts.items() if v is not None}})
 
 
 def _words(text: str) -> list[str]:
@@ -206,10 +222,10 @@ def _words(text: str) -> list[str]:
           "rl-oodkit bench ood --families delay --levels light,strong --list-cells")  # fmt: skip
 def _bench_ood(
     spec: Annotated[Path | None, typer.Option(help="TOML file with fields of the board's specification.")] = None,
-    detectors: Annotated[str, typer.Option(help="Ids, separated by commas; the default board when left out.")] = "",
-    cells: Annotated[str, typer.Option(help="law:level or law=strength, by commas; all laws when left out.")] = "",
-    families: Annotated[str, typer.Option(help="Families, by commas; all when left out.")] = "",
-    levels: Annotated[str, typer.Option(help="Levels, by commas.")] = "",
+    detectors: Annotated[str | None, typer.Option(help="Ids, by commas; the default board when left out.")] = None,
+    cells: Annotated[str | None, typer.Option(help="law:level or law=strength, by commas; all by default.")] = None,
+    families: Annotated[str | None, typer.Option(help="Families, by commas; all when left out.")] = None,
+    levels: Annotated[str | None, typer.Option(help="Levels, by commas.")] = None,
     fit: Annotated[int | None, typer.Option(help="Clean episodes to fit.")] = None,
     cal: Annotated[int | None, typer.Option(help="Clean episodes to calibrate.")] = None,
     test: Annotated[int | None, typer.Option(help="Clean episodes to compare with.")] = None,
@@ -220,6 +236,7 @@ def _bench_ood(
     executor: Annotated[str, typer.Option(help="serial or local.")] = "local",
     workers: Annotated[int, typer.Option(help="Processes of the local executor.")] = 2,
     list_cells: Annotated[bool, typer.Option("--list-cells", help="Print the cells and stop.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Compute even what is done.")] = False,
 ) -> None:
     """Run a board."""
     names = {"detectors": detectors, "cells": cells, "families": families, "levels": levels}
@@ -231,10 +248,10 @@ def _bench_ood(
         typer.echo("\n".join(["detectors:", *(f"  {d}" for d in board_detectors(board)), "cells:"]))
         typer.echo("\n".join(f"  {cell.name}" for cell in board_cells(board)))
         return
-    _run_board(board, out, executor, workers)
+    _run_board(board, out, executor, workers, force)
 
 
-def _run_board(board: Any, out: Path, executor: str, workers: int) -> None:
+def _run_board(board: Any, out: Path, executor: str, workers: int, force: bool = False) -> None:
     """Run a board, store its tidy table, and print the matched areas."""
     from rl_oodkit.core.executors import make_executor
     from rl_oodkit.core.runs import RunStore
@@ -242,7 +259,7 @@ def _run_board(board: Any, out: Path, executor: str, workers: int) -> None:
     from rl_oodkit.ood.benchmark import run_board
     from rl_oodkit.report.tables import spread
 
-    frame = run_board(board, RunStore(), make_executor(executor, workers))
+    frame = run_board(board, RunStore(), make_executor(executor, workers), force)
     save_frame(out, frame)
     areas = spread(frame[frame["metric"] == "auroc_landmark"], "detector", "cell")
     typer.echo(f"matched AUROC\n{areas.round(2).to_string()}\n\n{len(frame)} rows: {out}")

@@ -126,6 +126,8 @@ class RunInterrupted(RlOodkitError, KeyboardInterrupt):
 # %% ../../nbs/core/00_errors.ipynb #as-numeric
 def _as_numeric(x: Any, name: str) -> np.ndarray:
     """Convert to a real numeric or boolean array, or say why that is impossible."""
+    if isinstance(x, np.ma.MaskedArray):
+        raise ShapeError(f"{name} is a masked array", instead="Use .filled(nan): a mask would be lost on the way.")
     try:
         array = np.asarray(x)
     except (ValueError, TypeError) as reason:
@@ -148,6 +150,8 @@ def _cast(array: np.ndarray, name: str, dtype: Any) -> np.ndarray:
         out = array.astype(target)
         exact = target.kind == "f" or np.array_equal(out.astype(array.dtype), array)
         exact = exact and np.array_equal(np.isinf(out), np.isinf(array))
+        # 2**63 and -1 wrap between int64 and uint64, and wrap back unnoticed: the sign shows it
+        exact = exact and (target.kind == "f" or np.array_equal(out < 0, array < 0))
     if not exact:
         raise ShapeError(f"{name} cannot become {target} without loss", instead=f"Pass values that {target} can hold.")
     return out

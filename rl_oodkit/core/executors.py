@@ -91,7 +91,7 @@ class SerialExecutor:
         for index, item in enumerate(items):
             try:
                 result = fn(item)
-            except Exception as reason:
+            except (Exception, SystemExit) as reason:  # sys.exit() in a unit must not end the caller as a success
                 what = f"{type(reason).__name__}: {reason}"
                 raise _failure(item, index, what, traceback.format_exc()) from reason
             yield index, result
@@ -133,7 +133,7 @@ def _attempt(fn: Callable[[Any], Any], item: Any) -> tuple[bool, Any]:
     """Call in the worker; return success and the result, or the failure as text."""
     try:
         return True, fn(item)
-    except Exception as reason:
+    except (Exception, SystemExit) as reason:
         return False, (f"{type(reason).__name__}: {reason}", traceback.format_exc())
 
 

@@ -205,6 +205,8 @@ def write_verified(path: str | Path, data: bytes) -> None:
     b'new'
     """
     path, new = Path(path), hashlib.sha256(data).hexdigest()
+    if path.is_dir():  # before a sidecar is written that would prove nothing
+        raise StoreError(f"{path.name} is a folder", where=str(path), instead="Pass the path of a file.")
     old = [d for d in _valid_digest(path) if d != new]
     _list(path, [*old, new])
     try:

@@ -9,6 +9,8 @@ __all__ = ['owner_token', 'is_alive', 'is_held', 'acquire', 'release', 'clear']
 import os
 from pathlib import Path
 
+from .errors import StoreError
+
 # %% ../../nbs/core/10_locks.ipynb #read
 def _read(path: str) -> str:
     """Read a small system file; empty where there is none."""
@@ -134,10 +136,19 @@ def _discard(path: Path) -> None:
     """Remove a stale lock, unless another process has done so."""
     aside = path.with_name(f"{path.name}.{owner_token()}")
     try:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()  # a lock is a link; a folder goes only if it holds nothing
+            return
         os.rename(path, aside)
         aside.unlink()
     except FileNotFoundError:
         pass
+    except OSError as reason:
+        raise StoreError(
+            f"a stale lock cannot be removed: {reason.strerror or reason}",
+            where=str(path),
+            instead="Remove it by hand if nobody else computes here.",
+        ) from reason
 
 # %% ../../nbs/core/10_locks.ipynb #release
 def release(path: Path) -> None:

@@ -86,6 +86,14 @@ def default_root() -> Path:
         return Path("rl_oodkit_runs").absolute()
 
 # %% ../../nbs/core/13_results.ipynb #runstore
+def _usable(root: Path) -> Path:
+    """Return a root that a file system can name, with room for the names of the units below it."""
+    sizes = [len(os.fsencode(part)) for part in root.absolute().parts]
+    if "\0" in str(root) or max(sizes) > 255 or sum(sizes) + len(sizes) > 3900:
+        raise StoreError(f"no folder can be named {str(root)[:40]!r}...", instead="Choose a shorter, plain path.")
+    return root
+
+
 class RunStore:
     """Keep the results of units of work, each in a folder of its own.
 
@@ -96,6 +104,11 @@ class RunStore:
     fallbacks : tuple of paths
         Where else to look; never written to.
 
+    Raises
+    ------
+    StoreError
+        If a path is too long for a file system, or holds a NUL.
+
     Examples
     --------
     >>> import pandas as pd, tempfile
@@ -105,8 +118,8 @@ class RunStore:
     """
 
     def __init__(self, root: str | Path | None = None, fallbacks: Sequence[str | Path] = ()) -> None:
-        self.root = default_root() if root is None else Path(root)
-        self.fallbacks = tuple(Path(f) for f in fallbacks)
+        self.root = _usable(default_root() if root is None else Path(root))
+        self.fallbacks = tuple(_usable(Path(f)) for f in fallbacks)
 
     def folder(self, unit: RunSpec, root: Path | None = None) -> Path:
         """Return the folder of a unit, whether or not it exists.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 
-from ..core.errors import ParameterError
+from ..core.errors import ParameterError, check_integer
 from ..core.registry import register
 from .contract import InjectionSpec, Injector, begins
 from .latency import LatencyLaw
@@ -61,6 +61,10 @@ class ActionDrop(DiscreteActionLaw):
 
     noop: int = 0
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer(self.noop, "noop", 0)
+
     def action(self, state: SimpleNamespace, action: Any, c: float) -> Any:
         """Maybe drop the action; see `Injector.action`."""
         return self.noop if self._strikes(state, c) else action
@@ -100,6 +104,13 @@ class ActionSwap(DiscreteActionLaw):
     """
 
     pair: tuple[int, int] = (1, 3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not isinstance(self.pair, (tuple, list)) or len(self.pair) != 2 or self.pair[0] == self.pair[1]:
+            raise ParameterError(f"pair is {self.pair!r}", where="aswap", instead="Name two different actions.")
+        for action in self.pair:
+            check_integer(action, "an action of the pair", 0)
 
     def action(self, state: SimpleNamespace, action: Any, c: float) -> Any:
         """Maybe exchange the action; see `Injector.action`."""

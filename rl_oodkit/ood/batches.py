@@ -17,11 +17,11 @@ import gymnasium as gym
 import numpy as np
 import pandas as pd
 
-from ..core.registry import entries, make
+from ..core.registry import entries, entry, make
 from ..core.runs import Group, RunSpec, RunStore
 from ..core.seeds import integer
 from ..core.spec import from_dict, to_dict
-from .cells import BoardSpec, Cell, board_env
+from .cells import BoardSpec, Cell, board_env, part_sources
 from .contract import SensorFloor
 from .injectors import InjectorWrapper, episode_onset, make_injector
 from .labels import seed_range
@@ -116,7 +116,8 @@ def batch_spec(spec: BoardSpec, batch: Batch, policy_sha256: str) -> RunSpec:
     """
     law = None if batch.injector is None else to_dict(make_injector(batch.injector, batch.strength))
     params = to_dict(batch) | {"law": law, "schedule": to_dict(spec.schedule), "floor": spec.floor}
-    return RunSpec("ood.batch", params, spec.seed, 1, {"policy": policy_sha256})
+    parts = {"env": entry("env", batch.env).obj, "injector": batch.injector and entry("injector", batch.injector).obj}
+    return RunSpec("ood.batch", params, spec.seed, 1, {"policy": policy_sha256} | part_sources(parts))
 
 # %% ../../nbs/ood/27_batches.ipynb #collect-batch
 def collect_batch(spec: BoardSpec, batch: Batch, policy: Policy) -> Trajectories:

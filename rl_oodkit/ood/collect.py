@@ -20,6 +20,7 @@ from ..core.errors import EmptySplitError, ParameterError
 from ..core.runs import RunSpec, RunStore
 from ..core.seeds import integer
 from ..core.spec import to_dict
+from .cells import part_sources
 from .contract import Injector, SensorFloor
 from .injectors import InjectorWrapper, episode_onset, injector_id, make_injector
 from .labels import seed_range
@@ -226,7 +227,8 @@ def collection_spec(
     """
     law = None if injector is None else make_injector(injector, strength)
     params = _recipe(law, schedule or Schedule(), floor, seed, split) | {"n": int(n), "record": sorted(record)}
-    return RunSpec("ood.collect", params, int(seed), _RESULT_VERSION, {"policy": policy.sha256})
+    source = part_sources({"injector": None if law is None else type(law)})
+    return RunSpec("ood.collect", params, int(seed), _RESULT_VERSION, {"policy": policy.sha256} | source)
 
 
 def _episode_table(trajs: Trajectories) -> pd.DataFrame:

@@ -165,8 +165,9 @@ def _check_strength(law: "Injector") -> None:
     if not number or not law.low <= k <= law.high:
         instead = f"Use a number in [{law.low:g}, {law.high:g}]; {law.identity:g} does nothing."
         raise StrengthError(f"the strength is {k!r}", where=name, instead=instead)
-    if law.strength_kind == "code" and k != int(k):
-        raise StrengthError(f"the strength is {k!r}, but it is a code", where=name, instead="Use a whole number.")
+    if law.strength_kind != "real" and k != int(k):
+        what = f"the strength is {k!r}, but it is {'a code' if law.strength_kind == 'code' else 'a count'}"
+        raise StrengthError(what, where=name, instead="Use a whole number.")
 
 # %% ../../nbs/ood/02_contract.ipynb #injector
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from ..core import registry
-from ..core.errors import EmptySplitError, ParameterError, UnknownIdError
+from ..core.errors import DetectorOutputError, EmptySplitError, ParameterError, UnknownIdError
 from ..core.seeds import integer
 from .controls import ClockControl, ConstantControl, RandomControl  # noqa: F401, importing registers them
 from .detector_base import Detector
@@ -131,7 +131,7 @@ class ComposedDetector(Detector):
         rows = self.features.rows(view)
         scores, kept = np.full(len(rows), np.nan), ~np.isnan(rows).any(axis=1) & ~view.terminal
         if kept.any():
-            scores[kept] = self.scorer.score_samples(rows[kept])
+            scores[kept] = self._scored(rows[kept])
         return scores
 
     def _begin(self) -> None:
@@ -143,7 +143,15 @@ class ComposedDetector(Detector):
         row = self.features.update(transition)
         if transition.terminated or np.isnan(row).any():
             return np.nan
-        return float(self.scorer.score_samples(row[None])[0])
+        return float(self._scored(row[None])[0])
+
+    def _scored(self, rows: np.ndarray) -> np.ndarray:
+        """Ask the scorer, and refuse what NumPy would broadcast or convert without a word."""
+        out = np.asarray(self.scorer.score_samples(rows))
+        if out.shape != (len(rows),) or out.dtype.kind not in "fiu":
+            what = f"the scorer of detector {self.id!r} returned {out.dtype} of shape {out.shape} for {len(rows)} rows"
+            raise DetectorOutputError(what, instead=f"Return real scores of shape ({len(rows)},).")
+        return out
 
 # %% ../../nbs/ood/19_detector.ipynb #split-id
 def split_id(id: str) -> dict[str, str]:
@@ -283,7 +291,8 @@ def default_board() -> list[str]:
     """
     board: list[str] = []
     for entry in registry.entries("scorer"):
-        board += entry.tags.get("board", (f"{entry.id}/transition", f"{entry.id}/transition+cusum"))
+        proposed = entry.tags.get("board", (f"{entry.id}/transition", f"{entry.id}/transition+cusum"))
+        board += (proposed,) if isinstance(proposed, str) else proposed
     return board + [e.id for e in registry.entries("detector") if e.tags.get("board", True)]
 
 # %% ../../nbs/ood/19_detector.ipynb #describe-detector

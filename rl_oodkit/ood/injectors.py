@@ -6,6 +6,7 @@
 __all__ = ['episode_onset', 'InjectorWrapper', 'injector_levels', 'make_injector', 'injector_id', 'check_injector']
 
 # %% ../../nbs/ood/03_injectors.ipynb #injectors-imports
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import le
@@ -253,7 +254,10 @@ def injector_levels(injector_id: str) -> dict[str, float]:
     >>> injector_levels("adelay")["extreme"]
     6
     """
-    return dict(entry("injector", injector_id).tags.get("levels", {}))
+    found = entry("injector", injector_id)
+    counts = getattr(found.obj, "strength_kind", "real") == "integer"
+    levels = found.tags.get("levels", {}).items()
+    return {name: math.floor(k + 0.5) if counts and k != int(k) else k for name, k in levels}
 
 
 def make_injector(injector: str | Injector, strength: float | str | None = None, **parameters: Any) -> Injector:

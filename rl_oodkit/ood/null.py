@@ -20,7 +20,7 @@ from ..core.runs import Group, RunSpec, RunStore, run_units
 from ..core.seeds import stream
 from .alarms import episode_maxima, false_alarm_rate
 from .batches import batch_spec, clean_batch
-from .benchmark import board_detectors, board_payload, collect_for
+from .benchmark import board_detectors, board_payload, collect_for, detector_sources
 from .cells import BoardSpec
 from .intervals import area_interval, bootstrap_replicates, cell_weights
 from .matched import matched_auroc, pad_after_onset
@@ -153,7 +153,8 @@ def _null_groups(spec: BoardSpec, store: RunStore, task: str, function: str, par
 
     def unit(detector: str) -> RunSpec:
         """Describe one detector's unit."""
-        return RunSpec(task, {"detector": detector, **params}, spec.seed, spec.result_version, inputs)
+        known = inputs | detector_sources(detector)
+        return RunSpec(task, {"detector": detector, **params}, spec.seed, spec.result_version, known)
 
     return [
         Group(f"rl_oodkit.ood.null:{function}", shared | {"name": name}, tuple(unit(i) for i in members))

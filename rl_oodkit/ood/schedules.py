@@ -57,8 +57,8 @@ def _check_span(ramp: int, duration: int | None, period: int | None, duty: float
     for name, value in (("duration", duration), ("period", period)):
         if value is not None:
             check_integer(value, name, minimum=1)
-    if duty is not None and check_fraction(duty, "duty") == 0:
-        raise ParameterError("duty is 0", where="schedule", instead="Use a fraction in (0, 1].")
+    if duty is not None and (isinstance(duty, bool) or duty != 1):  # all of the period is a fraction too
+        check_fraction(duty, "duty")
 
 # %% ../../nbs/ood/01_schedules.ipynb #schedule
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..core.errors import ParameterError
+from ..core.errors import ParameterError, check_integer
 from ..core.registry import register
 from .contract import InjectionSpec, Injector, begins
 
@@ -22,6 +22,14 @@ class ObservationLaw(Injector):
 
     family: ClassVar[str] = "observation"
     layer: ClassVar[str] = "observation"
+
+
+def _finite(x: float, name: str) -> float:
+    """Return a finite number, or raise an error that names it."""
+    number = isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
+    if not number or not np.isfinite(x):
+        raise ParameterError(f"{name} is {x!r}", instead="Use a finite number.")
+    return float(x)
 
 # %% ../../nbs/ood/04_sensors.ipynb #noise
 @register(
@@ -54,6 +62,11 @@ class Ar1(ObservationLaw):
 
     phi: float = 0.95
     high: ClassVar[float] = 10.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not -1 < _finite(self.phi, "phi") < 1:
+            raise ParameterError(f"phi is {self.phi!r}", where="ar1", instead="Use a number in (-1, 1).")
 
     def start(self, rng: np.random.Generator, spec: InjectionSpec) -> SimpleNamespace:
         """Draw the noise from its stationary law; see `Injector.start`."""
@@ -112,6 +125,10 @@ class Drift(_SignedLaw):
     high: ClassVar[float] = 10.0
     rampable: ClassVar[bool] = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_integer(self.span, "span", 1)
+
     def observe(self, state: SimpleNamespace, observation: np.ndarray, c: float) -> np.ndarray:
         """Add the bias reached so far; see `Injector.observe`."""
         state.age += 1
@@ -135,6 +152,10 @@ class Spike(ObservationLaw):
 
     size: float = 3.0  # sensor scales
     high: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _finite(self.size, "size")
 
     def observe(self, state: SimpleNamespace, observation: np.ndarray, c: float) -> np.ndarray:
         """Maybe add a spike; see `Injector.observe`."""

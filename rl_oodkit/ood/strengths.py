@@ -6,6 +6,7 @@
 __all__ = ['HARMFUL', 'TARGETS', 'normalised_return', 'is_harmful', 'Trial', 'calibrate_strengths']
 
 # %% ../../nbs/ood/09_strengths.ipynb #strengths-imports
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -76,6 +77,11 @@ def is_harmful(normalised: float) -> bool:
     return normalised < HARMFUL
 
 # %% ../../nbs/ood/09_strengths.ipynb #trial
+def _whole(law: Injector, strength: float) -> float:
+    """Round half up where the law counts."""
+    return math.floor(strength + 0.5) if law.strength_kind == "integer" else strength
+
+
 @dataclass(frozen=True)
 class Trial:
     """Try one law at several strengths on common episodes.
@@ -110,7 +116,7 @@ class Trial:
         -------
         float
         """
-        law = replace(self.law, strength=strength)
+        law = replace(self.law, strength=_whole(self.law, strength))
         key = law.at(1.0)
         if key == law.identity:
             return 1.0
@@ -212,7 +218,7 @@ def calibrate_strengths(
     for level, target in named.items():
         k = _bisect(trial, target, end, iters)
         reached = np.isfinite(k)
-        k = replace(law, strength=k).at(1.0) if reached else k
+        k = replace(law, strength=_whole(law, k)).at(1.0) if reached else k
         left = trial.at(k if reached else end)
         rows.append((injector, level, target, k, left, is_harmful(left), reached, n, getattr(policy, "sha256", "")))
     names = "injector level target strength normalised_return harmful reached episodes policy_sha256"

@@ -147,7 +147,7 @@ def _benchmark() -> Iterator[Case]:
     )
     yield Case("episode_maxima", alarms.episode_maxima, {"scores": x}, {"scores": "scores"})
 
-
+# %% ../../nbs/reproduce/14_inputs.ipynb #cases-of-sizes
 def _sizes() -> Iterator[Case]:
     """Yield the cases that take numbers of episodes and steps."""
     steps, x = np.full(3, 2), np.tile(_SQUARE, (10, 1))
@@ -178,7 +178,7 @@ def _sizes() -> Iterator[Case]:
         "remaining_return", remaining_return, returns, {"clean": "vector", "disturbed": "vector", "resamples": "count"}
     )
 
-
+# %% ../../nbs/reproduce/14_inputs.ipynb #cases-of-names
 def _names() -> Iterator[Case]:
     """Yield the cases that take names and numbers from a user."""
     for kind in ("injector", "features", "scorer", "accumulator", "metric"):

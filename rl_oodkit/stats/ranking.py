@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..core.errors import ShapeError, check_array, check_fraction
+from ..core.errors import ParameterError, ShapeError, check_array, check_fraction
 
 # %% ../../nbs/stats/00_ranking.ipynb #check-scores
 def _check_scores(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -196,6 +196,8 @@ def time_weights(n_t: np.ndarray, p_t: np.ndarray) -> np.ndarray:
     ------
     ShapeError
         If the two are not numbers of compatible shapes.
+    ParameterError
+        If a count is negative.
 
     References
     ----------
@@ -207,6 +209,8 @@ def time_weights(n_t: np.ndarray, p_t: np.ndarray) -> np.ndarray:
     array([20.,  5.,  0.])
     """
     n, p = (check_array(c, name, dtype=np.float64) for c, name in ((n_t, "n_t"), (p_t, "p_t")))
+    if min(n.min(initial=0), p.min(initial=0)) < 0:
+        raise ParameterError("a group has fewer than 0 episodes", where="time_weights", instead="Pass counts.")
     if n.shape != p.shape:
         raise ShapeError(f"n_t has shape {n.shape} and p_t {p.shape}", instead="Count both groups over the same steps.")
     return np.nan_to_num(_ratio(n * p, n + p))

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import CheckpointError, ForeignFileError, StoreError, UnknownIdError
+from ..core.errors import CheckpointError, ForeignFileError, ParameterError, StoreError, UnknownIdError
+from ..core.spec import to_json
 from ..core.store import load_json, load_tensors, resource, save_json, save_tensors
 from .policy import QPolicy
 
@@ -40,6 +41,8 @@ def save_checkpoint(folder: str | Path, name: str, policy: QPolicy, card: Mappin
 
     Raises
     ------
+    ParameterError
+        If the name is empty or a path, or the card has no written form; nothing is written then.
     StoreError
         If a file cannot be written; the older pair is then still readable or refused, never mixed.
 
@@ -51,23 +54,41 @@ def save_checkpoint(folder: str | Path, name: str, policy: QPolicy, card: Mappin
     ...     load_policy(save_checkpoint(folder, "identity", policy, {})).widths
     (2, 2)
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.safetensors"
+    if not isinstance(name, str) or not name.strip(". ") or set(name) & set("/\\\0"):
+        raise ParameterError(f"the name is {name!r}", instead="Use a plain file name without a path; see `folder`.")
+    path = Path(folder) / f"{name}.safetensors"
     about = {"format": _FORMAT, "name": name, "policy_sha256": policy.sha256, "widths": list(policy.widths)}
+    page = {**card, **about}  # the facts of the file win over the caller's
+    to_json(page)  # a card that cannot be written fails here, while the older weights are intact
     save_tensors(path, policy.weights, {"format": _FORMAT, "name": name})
-    save_json(path.with_suffix(".json"), {**about, **card})
+    save_json(path.with_suffix(".json"), page)
     return path
 
 # %% ../../nbs/training/01_checkpoint.ipynb #locate
+def _weights_file(path: Path) -> Path:
+    """Return the weights' file of a pair, or the only one in a folder."""
+    if path.is_dir():
+        found = sorted(path.glob("*.safetensors"))
+        if len(found) != 1:
+            what = f"{path} holds {len(found)} .safetensors files"
+            raise CheckpointError(what, instead="Pass the path of one such file.")
+        return found[0]
+    stem = path.name.removesuffix(".safetensors").removesuffix(".json")
+    return path.with_name(f"{stem}.safetensors")  # appended: a name may hold dots
+
+
 def _locate(name_or_path: str | Path) -> Path:
     """Return the weights' file of a shipped name or of a path."""
     text = os.fspath(name_or_path)
+    if not text.strip():
+        raise CheckpointError("the checkpoint's name is empty", instead="Pass a shipped name or a .safetensors file.")
     if isinstance(name_or_path, Path) or os.sep in text or text.endswith((".safetensors", ".json")):
-        return Path(text).with_suffix(".safetensors")
+        return _weights_file(Path(text))
     try:
         return resource(f"checkpoints/{text}.safetensors")
     except StoreError:
+        if os.path.isdir(text):
+            return _weights_file(Path(text))
         folder = resource("checkpoints")
         shipped = sorted(p.stem for p in folder.glob("*.safetensors"))
         raise UnknownIdError(
@@ -82,7 +103,7 @@ def load_card(name_or_path: str | Path = "dqn-lunarlander") -> dict[str, Any]:
     Parameters
     ----------
     name_or_path : str or Path
-        A shipped name, or the path of either file of the pair.
+        A shipped name, the path of either file of the pair, or a folder that holds one pair.
 
     Returns
     -------
@@ -114,7 +135,7 @@ def load_policy(name_or_path: str | Path = "dqn-lunarlander") -> QPolicy:
     Parameters
     ----------
     name_or_path : str or Path
-        A shipped name, or the path of either file of the pair.
+        A shipped name, the path of either file of the pair, or a folder that holds one pair.
 
     Returns
     -------

@@ -119,6 +119,7 @@ def _check_agreement(f: Mapping[str, Any]) -> None:
     both = np.flatnonzero(f["terminated"] & f["truncated"])
     if both.size:
         raise ParameterError(f"episode {both[0]} is terminated and truncated", instead="Termination wins: set one.")
+    _check_marks(f["onset"], f["offset_step"])
     time = ranges(np.zeros_like(f["lengths"]), f["lengths"])
     onset = np.repeat(f["onset"], f["lengths"])
     early = np.flatnonzero(f["active"] & ((onset < 0) | (time < onset)))
@@ -127,6 +128,23 @@ def _check_agreement(f: Mapping[str, Any]) -> None:
         raise ParameterError(
             f"episode {episode} is active at step {time[early[0]]} but its onset is {f['onset'][episode]}",
             instead="Only transitions at or after the onset may be labelled active; -1 means there is none.",
+        )
+    offset = np.repeat(f["offset_step"], f["lengths"])
+    late = np.flatnonzero(f["active"] & (offset >= 0) & (time >= offset))
+    if late.size:
+        raise ParameterError(
+            f"step {time[late[0]]} is active but the disturbance ends at {offset[late[0]]}",
+            instead="Only transitions before offset_step may be labelled active; -1 means that it does not end.",
+        )
+
+
+def _check_marks(onset: np.ndarray, offset: np.ndarray) -> None:
+    """Raise unless both are -1 or steps in order; an onset that the episode does not live to see is allowed."""
+    bad = np.flatnonzero((onset < -1) | (offset < -1) | ((offset >= 0) & (offset <= onset)))
+    if bad.size:
+        raise ParameterError(
+            f"episode {bad[0]} has onset {onset[bad[0]]} and offset_step {offset[bad[0]]}",
+            instead="Use -1 for none and never; else offset_step is larger than onset.",
         )
 
 # %% ../../nbs/training/01_ragged.ipynb #checked-fields
@@ -152,7 +170,7 @@ def checked_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     Examples
     --------
     >>> one = {k: [0] for k in (*STEP_FIELDS, *EPISODE_FIELDS)} | {k: [[0.0], [1.0]] for k in ROW_FIELDS}
-    >>> checked_fields(one | {"lengths": [1], "onset": [-1], "internals": {}})["rewards"].dtype
+    >>> checked_fields(one | {"lengths": [1], "onset": [-1], "offset_step": [-1], "internals": {}})["rewards"].dtype
     dtype('float32')
     """
     lengths = _checked_lengths(raw["lengths"])

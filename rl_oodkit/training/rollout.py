@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import EmptySplitError, ParameterError, check_integer
+from ..core.errors import EmptySplitError, ParameterError, ShapeError, check_array, check_integer
 from .policy import Policy
 from .trajectories import Trajectories, from_numpy
 
@@ -71,13 +71,33 @@ def _marks(active: np.ndarray, told: Sequence[Mapping[str, Any]]) -> dict[str, i
     return marks
 
 # %% ../../nbs/training/03_rollout.ipynb #run
+def _checked_actions(actions: Any, rows: int, env: "gym.Env") -> np.ndarray:
+    """Return one action a row, each of them one that the environment knows."""
+    from gymnasium import spaces
+
+    space, actions = getattr(env, "action_space", None), check_array(actions, "the policy's actions")
+    low, high, shape = -np.inf, np.inf, actions.shape[1:]
+    if isinstance(space, spaces.Discrete):
+        low, high, shape = space.start, space.start + space.n - 1, ()
+    elif isinstance(space, spaces.Box):
+        # its bounds are left to the environment: a Gaussian policy exceeds them, and they are clipped there
+        shape = space.shape
+    if actions.shape != (rows, *shape):
+        raise ShapeError(f"the policy's actions have shape {actions.shape}", instead=f"Return {(rows, *shape)}.")
+    if ((actions < low) | (actions > high)).any():
+        raise ParameterError(
+            "the policy's actions leave the action space", where=str(space), instead=f"Use {low}..{high}."
+        )
+    return actions
+
+
 def _run(envs: list["gym.Env"], policy: Policy, seeds: list[int], max_steps: int | None) -> list[dict[str, Any]]:
     """Run every seed once through the given slots and return the episodes in the order of the seeds."""
     episodes: list[dict[str, Any]] = [{} for _ in seeds]
     waiting = iter(enumerate(seeds))
     busy = [(env, _begin(env, *job)) for env, job in zip(envs, waiting, strict=False)]
     while busy:
-        actions = policy.act(np.stack([rec.seen for _, rec in busy]))
+        actions = _checked_actions(policy.act(np.stack([rec.seen for _, rec in busy])), len(busy), envs[0])
         still = []
         for slot, action in zip(busy, actions.tolist() if actions.ndim == 1 else actions, strict=True):
             env, rec = slot
@@ -141,7 +161,9 @@ def rollout(
     EmptySplitError
         If there is no seed.
     ParameterError
-        If a seed, the batch or a name of internals is invalid.
+        If a seed, the batch, an action or a name of internals is invalid, or `make_env` returns None.
+    ShapeError, NonFiniteError
+        If the policy returns not one finite action a row.
 
     Examples
     --------
@@ -156,6 +178,8 @@ def rollout(
     if max_steps is not None:
         check_integer(max_steps, "max_steps", minimum=1)
     envs = [make_env() for _ in range(min(check_integer(batch, "batch", minimum=1), len(seeds)))]
+    if any(env is None for env in envs):
+        raise ParameterError("make_env returned None", instead="Let it return a Gymnasium environment.")
     try:
         episodes = _run(envs, policy, seeds, max_steps)
     finally:

@@ -374,10 +374,8 @@ def load(path: str | Path) -> Trajectories:
 
     Raises
     ------
-    DamagedFileError
-        If the content does not match its checksum.
-    ForeignFileError
-        If the file is not a batch of trajectories.
+    DamagedFileError, ForeignFileError
+        If the content does not match its checksum, or is not a batch of trajectories.
 
     Examples
     --------
@@ -393,5 +391,8 @@ def load(path: str | Path) -> Trajectories:
     if str(arrays.pop("format", "")) != _FORMAT or not wanted <= set(arrays):
         raise ForeignFileError(f"{path} holds no trajectories", instead=f"Pass a file of format {_FORMAT}.")
     inner = {k.removeprefix("internals."): arrays.pop(k) for k in [*arrays] if k.startswith("internals.")}
-    meta = json.loads(str(arrays["meta"]))
+    try:
+        meta = dict(json.loads(str(arrays["meta"])))
+    except (TypeError, ValueError) as reason:
+        raise ForeignFileError(f"the meta of {path} is no JSON object: {reason}") from None
     return Trajectories(**{k: arrays[k] for k in wanted - {"meta"}}, internals=inner, meta=meta)

@@ -87,9 +87,7 @@ def test_unknown_ids_and_kinds_name_the_nearest():
     assert len(str(error.value).split("Nearest: ")[1].split(", ")) == 3
 
 
-@pytest.mark.parametrize(
-    "id", ["", "Gain", "gain_x", "gain--x", "-gain", "gain ", "gäin", "a/b", 3, None, "gain\n"]
-)
+@pytest.mark.parametrize("id", ["", "Gain", "gain_x", "gain--x", "-gain", "gain ", "gäin", "a/b", 3, None, "gain\n"])
 def test_ids_have_one_form(id):
     """Kebab-case, and nothing that a table or a shell would choke on."""
     with pytest.raises(RegistrationError):
