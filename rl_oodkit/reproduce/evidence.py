@@ -185,7 +185,7 @@ def evidence_table(found: Sequence[Evidence]) -> str:
     --------
     >>> print(evidence_table([Evidence(10, "area", 300, 0, "with ties", 1.0)]))
     row  promise  ran  failed  bound   s  what was run
-     10  area     300       0  0.01    1  with ties
+     10  area     300       0  0.0099   1  with ties
     1 promise(s), 300 trials, 0 failures
     """
     width = max([7, *(len(e.what) for e in found)])
