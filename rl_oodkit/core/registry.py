@@ -136,7 +136,7 @@ def register(kind: str, id: str, *, summary: str | None = None, **tags: Any) -> 
 # %% ../../nbs/core/04_registry.ipynb #load
 def _load(kind: str) -> None:
     """Import the modules of a kind, and all plugins, at the first look-up."""
-    if kind not in MODULES:
+    if not isinstance(kind, str) or kind not in MODULES:
         near = ", ".join(difflib.get_close_matches(str(kind), MODULES, n=3, cutoff=0.0))
         raise UnknownIdError(f"there is no kind {kind!r}", instead=f"Nearest: {near}.")
     if kind in _STATE.loaded:
@@ -259,7 +259,7 @@ def entry(kind: str, id: str) -> Entry:
     'Return the width.'
     """
     _load(kind)
-    found = _STATE.entries.get((kind, id))
+    found = _STATE.entries.get((kind, id)) if isinstance(id, str) else None
     if found is None:
         near = difflib.get_close_matches(str(id), names(kind), n=3, cutoff=0.0)
         raise UnknownIdError(f"there is no {kind} {id!r}", instead=f"Nearest: {', '.join(near) or 'none registered'}.")

@@ -137,6 +137,8 @@ def parse_cell(name: str) -> Cell:
     >>> parse_cell("null").name
     'null'
     """
+    if not isinstance(name, str):
+        raise ParameterError(f"{name!r} names no cell", where="cells", instead="Give its name as text.")
     if name == "null":
         return Cell("null")
     injector, colon, level = name.partition(":")

@@ -143,7 +143,7 @@ def seed_range(split: str, n: int, block: int = 0) -> range:
     >>> seed_range("val", 3)
     range(300000000, 300000003)
     """
-    if split not in SPLITS:
+    if not isinstance(split, str) or split not in SPLITS:
         raise UnknownIdError(f"there is no split {split!r}", instead=f"Splits are {', '.join(SPLITS)}.")
     if not 0 < check_integer(n, "n") <= BLOCK:
         raise ParameterError(f"n is {n}", where=f"split {split!r}", instead=f"Use 1 .. {BLOCK} episodes.")

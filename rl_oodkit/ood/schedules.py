@@ -34,7 +34,7 @@ _MAY: Mapping[str, frozenset[str]] = MappingProxyType(
 
 def _check_kind(kind: str, given: set[str]) -> None:
     """Raise unless the given parameters are the ones that the kind takes."""
-    if kind not in SCHEDULES:
+    if not isinstance(kind, str) or kind not in SCHEDULES:
         near = difflib.get_close_matches(str(kind), SCHEDULES, n=3, cutoff=0.0)
         raise UnknownIdError(f"there is no schedule {kind!r}", instead=f"Nearest: {', '.join(near)}.")
     for name in sorted(given - _NEEDS[kind] - _MAY.get(kind, frozenset())):

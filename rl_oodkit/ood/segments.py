@@ -82,6 +82,7 @@ def time_zscore(x: np.ndarray, y: np.ndarray, n_min: int = 10) -> np.ndarray:
     array([[2.]])
     """
     x, y = same_horizon(x, y)
+    n_min = check_integer(n_min, "n_min", minimum=1)
     present = np.isfinite(x)
     count = present.sum(axis=0)
     mean = np.where(present, x, 0.0).sum(axis=0) / np.maximum(count, 1)

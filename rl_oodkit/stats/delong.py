@@ -123,10 +123,10 @@ def cluster_delong(x: np.ndarray, y: np.ndarray, time_weights: np.ndarray) -> Cl
     >>> auc, variance
     (0.875, 0.03125)
     """
-    weights = check_array(time_weights, "time_weights", ndim=1, width=np.shape(x)[-1], dtype=np.float64)
+    above, below = placements(x, y)
+    weights = check_array(time_weights, "time_weights", ndim=1, width=above.shape[-1], dtype=np.float64)
     if weights.size and weights.min() < 0:
         raise ParameterError(f"the least time weight is {weights.min()}", instead="Weights must be 0 or more.")
-    above, below = placements(x, y)
     area = _ratio(np.nansum(below, axis=0), np.count_nonzero(~np.isnan(below), axis=0))
     used = np.where(np.isnan(area), 0.0, weights)
     total = used.sum()

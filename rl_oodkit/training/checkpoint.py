@@ -79,6 +79,8 @@ def _weights_file(path: Path) -> Path:
 
 def _locate(name_or_path: str | Path) -> Path:
     """Return the weights' file of a shipped name or of a path."""
+    if not isinstance(name_or_path, (str, Path)) or len(os.fspath(name_or_path)) > 4000:
+        raise CheckpointError(f"{type(name_or_path).__name__} names no checkpoint", instead="Pass a name or a path.")
     text = os.fspath(name_or_path)
     if not text.strip():
         raise CheckpointError("the checkpoint's name is empty", instead="Pass a shipped name or a .safetensors file.")

@@ -47,7 +47,7 @@ def policy_seeds(purpose: str, n: int) -> range:
     >>> policy_seeds("card", 3)
     range(400000, 400003)
     """
-    if purpose not in SEED_RANGES:
+    if not isinstance(purpose, str) or purpose not in SEED_RANGES:
         raise ParameterError(f"there are no seeds for {purpose!r}", instead=f"Use one of {', '.join(SEED_RANGES)}.")
     seeds = SEED_RANGES[purpose]
     if check_integer(n, "n", minimum=1) > len(seeds):

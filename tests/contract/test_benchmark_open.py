@@ -146,10 +146,10 @@ def test_faults_of_detectors_and_splits_are_named(tmp_path):
         "length": ("DetectorOutputError", "'bad-length'", "episode 0"),
         "infinite": ("DetectorOutputError", "'bad-infinite'", "infinite", "episode 0"),
         "peek": ("UndeclaredFieldError", "'rewards'"),
-        "one": ("EmptySplitError", "toy-square/obs"),
     }.items():
         kind, ours, text = found[case]
         assert kind == "UnitFailedError" and ours and all(w in text for w in words), (case, text)
+    assert found["one"][:2] == ["ParameterError", True] and "fit is 1" in found["one"][2]
     assert found["late"][0] == "nothing"  # an environment without a time limit may reach any onset
 
 
