@@ -181,13 +181,16 @@ def _collect(
     n: Annotated[int, typer.Option("-n", help="Episodes.")] = 20,
     floor: Annotated[float, typer.Option(help="Sensor noise on every stream, in standard deviations.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the disturbance.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Collect episodes."""
+    from rl_oodkit.core.files import check_target
     from rl_oodkit.ood.collect import collect
     from rl_oodkit.ood.schedules import make_schedule
     from rl_oodkit.training.checkpoint import load_policy
     from rl_oodkit.training.trajectories import save
 
+    check_target(out, replace=force)
     when = make_schedule(schedule) if injector else None
     told = {"injector": injector, "strength": _number(strength), "schedule": when, "floor": floor, "seed": seed}
     trajs = collect(load_policy(policy), n, split, **told)
@@ -254,11 +257,13 @@ def _bench_ood(
 def _run_board(board: Any, out: Path, executor: str, workers: int, force: bool = False) -> None:
     """Run a board, store its tidy table, and print the matched areas."""
     from rl_oodkit.core.executors import make_executor
+    from rl_oodkit.core.files import check_target
     from rl_oodkit.core.runs import RunStore
     from rl_oodkit.core.store import save_frame
     from rl_oodkit.ood.benchmark import run_board
     from rl_oodkit.report.tables import spread
 
+    check_target(out)
     frame = run_board(board, RunStore(), make_executor(executor, workers), force)
     save_frame(out, frame)
     areas = spread(frame[frame["metric"] == "auroc_landmark"], "detector", "cell")

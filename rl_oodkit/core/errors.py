@@ -10,7 +10,6 @@ __all__ = ['RlOodkitError', 'UnknownIdError', 'RegistrationError', 'ParameterErr
            'check_fraction']
 
 # %% ../../nbs/core/00_errors.ipynb #errors-imports
-import math
 import operator
 from typing import Any
 
@@ -237,7 +236,10 @@ def _check_finite(array: np.ndarray, name: str, allow_nan: bool) -> None:
         )
 
 # %% ../../nbs/core/00_errors.ipynb #check-integer
-def check_integer(x: Any, name: str, minimum: int | None = None) -> int:
+_LARGEST = 2**63 - 1
+
+
+def check_integer(x: Any, name: str, minimum: int | None = None, maximum: int | None = _LARGEST) -> int:
     """Return `x` as a Python int, or raise an error that names it.
 
     Parameters
@@ -248,6 +250,8 @@ def check_integer(x: Any, name: str, minimum: int | None = None) -> int:
         The name the caller knows it by.
     minimum : int, optional
         The least allowed value.
+    maximum : int, optional
+        The largest allowed value, by default the largest 64-bit integer; None for no limit.
 
     Returns
     -------
@@ -256,7 +260,7 @@ def check_integer(x: Any, name: str, minimum: int | None = None) -> int:
     Raises
     ------
     ParameterError
-        If `x` is not an integer or is too small.
+        If `x` is not an integer, too small or too large.
 
     Examples
     --------
@@ -270,8 +274,16 @@ def check_integer(x: Any, name: str, minimum: int | None = None) -> int:
     except TypeError:
         raise ParameterError(f"{name} is {x!r}, not an integer") from None
     if minimum is not None and value < minimum:
-        raise ParameterError(f"{name} is {value}", instead=f"It must be at least {minimum}.")
+        raise ParameterError(f"{name} is {_digits(value)}", instead=f"It must be at least {minimum}.")
+    if maximum is not None and value > maximum:
+        raise ParameterError(f"{name} is {_digits(value)}", instead=f"It must be at most {maximum}.")
     return value
+
+
+def _digits(x: Any) -> str:
+    """Print a value; an integer that is too long for a line by its length."""
+    long = isinstance(x, int) and x.bit_length() > 128
+    return f"an integer of {x.bit_length()} bits" if long else repr(x)
 
 # %% ../../nbs/core/00_errors.ipynb #check-fraction
 def check_fraction(x: Any, name: str) -> float:
@@ -299,6 +311,6 @@ def check_fraction(x: Any, name: str) -> float:
     0.05
     """
     number = isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
-    if not number or not math.isfinite(x) or not 0 < x < 1:
-        raise ParameterError(f"{name} is {x!r}", instead="It must be a number strictly between 0 and 1.")
+    if not number or not 0 < x < 1:  # also false for NaN
+        raise ParameterError(f"{name} is {_digits(x)}", instead="It must be a number strictly between 0 and 1.")
     return float(x)

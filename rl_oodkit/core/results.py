@@ -41,8 +41,9 @@ class RunSpec:
     def __post_init__(self) -> None:
         if not isinstance(self.task, str) or not self.task:
             raise ParameterError(f"task is {self.task!r}", instead="Give it a name.")
-        for name, minimum in (("seed", 0), ("result_version", 1)):
-            object.__setattr__(self, name, check_integer(getattr(self, name), name, minimum))
+        version = check_integer(self.result_version, "result_version", minimum=1)
+        object.__setattr__(self, "seed", check_integer(self.seed, "seed", minimum=0, maximum=None))
+        object.__setattr__(self, "result_version", version)
         for name in ("params", "inputs"):
             plain = formats.json_from_bytes(spec.to_json(getattr(self, name)).encode())
             object.__setattr__(self, name, plain)

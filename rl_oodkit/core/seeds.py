@@ -10,7 +10,7 @@ import hashlib
 
 import numpy as np
 
-from .errors import ParameterError, check_integer
+from .errors import check_integer
 
 # %% ../../nbs/core/02_seeds.ipynb #key
 def _key(label: str | int) -> tuple[int, int, int]:
@@ -18,9 +18,7 @@ def _key(label: str | int) -> tuple[int, int, int]:
     if isinstance(label, str):
         digest = hashlib.sha256(label.encode("utf-8", "surrogatepass")).digest()
         return 1, int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:8], "big")
-    index = check_integer(label, "a path's index", minimum=0)
-    if index >= 2**64:
-        raise ParameterError(f"a path's index is {index}", instead="It must be below 2**64.")
+    index = check_integer(label, "a path's index", minimum=0, maximum=2**64 - 1)
     return 0, index >> 32, index & 0xFFFFFFFF
 
 # %% ../../nbs/core/02_seeds.ipynb #sequence
@@ -52,7 +50,7 @@ def sequence(root: int, *path: str | int) -> np.random.SeedSequence:
     >>> int(sequence(0, "env", 3).generate_state(1)[0]) == int(sequence(0, "env", 4).generate_state(1)[0])
     False
     """
-    entropy = check_integer(root, "root seed", minimum=0)
+    entropy = check_integer(root, "root seed", minimum=0, maximum=None)
     return np.random.SeedSequence(entropy, spawn_key=tuple(word for label in path for word in _key(label)))
 
 # %% ../../nbs/core/02_seeds.ipynb #stream

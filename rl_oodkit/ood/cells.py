@@ -13,7 +13,8 @@ import linecache
 import math
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -23,21 +24,27 @@ import gymnasium as gym
 
 from ..core.errors import ParameterError, UnknownIdError, check_fraction, check_integer
 from ..core.registry import Entry, entries, entry, make
-from .injectors import injector_levels, make_injector
+from .injectors import _check_fit, injector_levels, make_injector
+from .labels import BLOCK, BLOCKS
 from .schedules import Schedule
 from ..training.checkpoint import load_card
 
 # %% ../../nbs/ood/26_cells.ipynb #boardspec
 def _check_choices(spec: "BoardSpec") -> None:
-    """Raise unless lists are lists, the detectors are some, and the floor is a finite length."""
+    """Raise unless lists are lists, the detectors are some, and schedule and floor are what they are called."""
     for name in ("detectors", "cells", "families", "levels"):
         if isinstance(getattr(spec, name), str):
             raise ParameterError(f"{name} is the text {getattr(spec, name)!r}", instead="Give a tuple of names.")
     if spec.detectors is not None and not len(spec.detectors):
         raise ParameterError("the board has no detector", instead="Name one, or leave detectors out.")
+    if not isinstance(spec.schedule, Schedule):
+        raise ParameterError(f"schedule is {spec.schedule!r}", instead="Give a Schedule, such as make_schedule makes.")
     number = isinstance(spec.floor, (int, float)) and not isinstance(spec.floor, bool)
     if not number or not 0 <= spec.floor < math.inf:
         raise ParameterError(f"floor is {spec.floor!r}", instead="Use 0 or a positive finite number.")
+
+
+_MOST_RESAMPLES = 10**7  # no memory holds more, for splits of full size
 
 
 @dataclass(frozen=True)
@@ -75,9 +82,12 @@ class BoardSpec:
     result_version: int = 1  # raised when a row's meaning changes
 
     def __post_init__(self) -> None:
-        for name in ("fit", "cal", "test", "ood", "resamples", "horizon", "n_min", "result_version"):
-            check_integer(getattr(self, name), name, 2 if name in ("fit", "cal", "test", "ood") else 1)
-        check_integer(self.seed, "seed", 0)
+        for name in ("fit", "cal", "test", "ood"):
+            check_integer(getattr(self, name), name, 2, BLOCK)
+        for name in ("horizon", "n_min", "result_version"):
+            check_integer(getattr(self, name), name, 1)
+        check_integer(self.resamples, "resamples", 1, _MOST_RESAMPLES)
+        check_integer(self.seed, "seed", 0, BLOCKS - 1)
         _check_choices(self)
         if not 0 < check_fraction(self.alpha, "alpha") < 1:
             raise ParameterError(f"alpha is {self.alpha}", instead="Choose a rate strictly between 0 and 1.")
@@ -250,23 +260,33 @@ def board_cells(spec: BoardSpec) -> tuple[Cell, ...]:
     Raises
     ------
     UnknownIdError, StrengthError, ParameterError
-        If a cell or a family cannot be had.
+        If a cell or a family cannot be had, or a law may not be ramped as the schedule says.
+    OnsetError
+        If no episode reaches the onset.
 
     Examples
     --------
     >>> board_cells(BoardSpec("dqn-lunarlander", cells=("null",)))
     (Cell(name='null', injector=None, level='', strength=None),)
     """
-    if spec.cells is not None:
-        found = [parse_cell(name) for name in spec.cells]
-    else:
-        bare = make("env", board_env(spec))
-        laws = [e for e in entries("injector") if _fits(e, bare)]
-        bare.close()
-        _check_levels(laws, spec.levels)
-        found = [cell for law in _of_families(laws, spec.families) for cell in _at_levels(law, spec.levels)]
-    unique = {cell.name: cell for cell in (Cell("null"), *found)}
+    with closing(make("env", board_env(spec))) as bare:
+        if spec.cells is not None:
+            found = [parse_cell(name) for name in spec.cells]
+        else:
+            laws = [e for e in entries("injector") if _fits(e, bare)]
+            _check_levels(laws, spec.levels)
+            found = [cell for law in _of_families(laws, spec.families) for cell in _at_levels(law, spec.levels)]
+        unique = {cell.name: cell for cell in (Cell("null"), *found)}
+        _check_onsets(spec, unique.values(), bare)
     return tuple(unique.values())
+
+
+def _check_onsets(spec: BoardSpec, cells: Iterable[Cell], env: gym.Env) -> None:
+    """Raise unless the schedule can be kept by every law, and its onset be reached, in this environment."""
+    spec.schedule.check_horizon(env.spec.max_episode_steps if env.spec is not None else None)
+    for cell in cells:
+        if cell.injector is not None:
+            _check_fit(env, make_injector(cell.injector, cell.strength), spec.schedule)
 
 
 def _fits(law: Entry, env: gym.Env) -> bool:

@@ -220,11 +220,19 @@ def collection_spec(
     -------
     RunSpec
 
+    Raises
+    ------
+    ParameterError
+        If the policy has no digest.
+
     Examples
     --------
     >>> collection_spec(load_policy("dqn-lunarlander"), 5, "fit").task
     'ood.collect'
     """
+    if not isinstance(getattr(policy, "sha256", None), str):
+        what = f"the policy is of type {type(policy).__name__}, which has no digest sha256"
+        raise ParameterError(what, where="policy", instead="Pass a policy, such as load_policy() returns.")
     law = None if injector is None else make_injector(injector, strength)
     params = _recipe(law, schedule or Schedule(), floor, seed, split) | {"n": int(n), "record": sorted(record)}
     source = part_sources({"injector": None if law is None else type(law)})

@@ -73,9 +73,9 @@ def delays(alarm: np.ndarray, onset: np.ndarray, lengths: np.ndarray, offset: np
     >>> delays(np.array([7, -1]), np.array([5, 5]), np.array([9, 9])).time
     array([3, 4])
     """
-    offset = np.full(np.shape(onset), -1) if offset is None else offset
-    given = {"alarm": alarm, "onset": onset, "lengths": lengths, "offset": offset}
-    alarm, onset, lengths, offset = (check_array(v, k, ndim=1, dtype=np.int64) for k, v in given.items())
+    given = {"alarm": alarm, "onset": onset, "lengths": lengths}
+    alarm, onset, lengths = (check_array(v, k, ndim=1, dtype=np.int64) for k, v in given.items())
+    offset = np.full_like(onset, -1) if offset is None else check_array(offset, "offset", ndim=1, dtype=np.int64)
     if len({len(alarm), len(onset), len(lengths), len(offset)}) > 1:
         raise ShapeError("alarm, onset, lengths and offset differ in length", where="delays")
     back = np.where((offset >= 0) & (offset < lengths), offset, lengths)

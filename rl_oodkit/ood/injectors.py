@@ -70,7 +70,7 @@ def _check_fit(env: gym.Env, injector: Injector | None, schedule: Schedule | Non
     schedule.check_horizon(env.spec.max_episode_steps if env.spec is not None else None)
     name = type(injector).__name__
     if schedule.kind == "ramp" and not injector.rampable:
-        instead = "Use a step, transient or recurring schedule."
+        instead = "Use a step, transient or recurring schedule, or leave this law out."
         raise ParameterError(f"the strength of {name} may not be ramped", where="schedule", instead=instead)
     if injector.plant and not hasattr(env.unwrapped, injector.plant):
         raise ParameterError(f"{env.unwrapped} has no {injector.plant}", where=name, instead="Use another injector.")

@@ -8,12 +8,13 @@ __all__ = ['null_intervals', 'coverage_rows', 'false_alarm_row', 'null_coverage_
 
 # %% ../../nbs/ood/34_null.ipynb #null-imports
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..core.errors import EmptySplitError
+from ..core.errors import EmptySplitError, check_array
 from ..core.executors import Executor, SerialExecutor
 from ..core.registry import entry
 from ..core.runs import Group, RunSpec, RunStore, run_units
@@ -21,7 +22,7 @@ from ..core.seeds import stream
 from .alarms import episode_maxima, false_alarm_rate
 from .batches import batch_spec, clean_batch
 from .benchmark import board_detectors, board_payload, collect_for, detector_sources
-from .cells import BoardSpec
+from .cells import BoardSpec, board_cells
 from .intervals import area_interval, bootstrap_replicates, cell_weights
 from .matched import matched_auroc, pad_after_onset
 from .panel import panels
@@ -60,6 +61,8 @@ def null_intervals(
 
     Raises
     ------
+    ShapeError, NonFiniteError
+        If the scores are no matrix of numbers, or some are infinite.
     EmptySplitError
         If fewer than two episodes would be left on a side.
 
@@ -68,6 +71,7 @@ def null_intervals(
     >>> null_intervals(np.zeros((40, 5)), np.zeros(40, int), 15, 1, 10, 0)["auroc"].tolist()
     [0.5, 0.5]
     """
+    scores = check_array(scores, "scores", ndim=2, allow_nan=True)
     if min(p, len(scores) - p) < 2:
         raise EmptySplitError(f"{len(scores)} episodes cannot give {p} and leave two", where="null_intervals")
     after, rows = pad_after_onset(scores, onset), []
@@ -148,6 +152,7 @@ def false_alarm_row(cal: np.ndarray, test: np.ndarray, threshold: float, alpha: 
 # %% ../../nbs/ood/34_null.ipynb #null-groups
 def _null_groups(spec: BoardSpec, store: RunStore, task: str, function: str, params: dict[str, Any]) -> list[Group]:
     """Return the work of a null experiment, one group for each panel and one unit for each detector."""
+    board_cells(replace(spec, cells=("null",)))  # refuses a schedule that no episode reaches
     sha, shared = load_policy(spec.policy).sha256, board_payload(spec, store)
     inputs = {s: batch_spec(spec, clean_batch(spec, s), sha).key for s in ("fit", "cal", "test")}
 

@@ -263,4 +263,5 @@ def make_schedule(kind: str = "step", **parameters: Any) -> Schedule:
     if unknown:
         known = ", ".join(Schedule.__dataclass_fields__)
         raise ParameterError(f"a schedule has no {unknown[0]}", instead=f"Parameters are: {known}.")
-    return Schedule(kind, **{**_DEFAULTS.get(kind, {}), **parameters})
+    usual = _DEFAULTS.get(kind, {}) if isinstance(kind, str) else {}
+    return Schedule(kind, **{**usual, **parameters})

@@ -9,7 +9,7 @@ __all__ = ['iqm', 'iqm_bootstrap', 'iqm_interval', 'performance_profile', 'perfo
 import numpy as np
 
 from ..core.errors import ShapeError, check_array, check_integer
-from .bootstrap import percentile_interval
+from .bootstrap import _MOST_COUNTS, percentile_interval
 
 # %% ../../nbs/stats/03_aggregate.ipynb #middle-means
 def _middle_means(rows: np.ndarray) -> np.ndarray:
@@ -89,7 +89,7 @@ def iqm_bootstrap(scores: np.ndarray, rng: np.random.Generator, resamples: int =
     """
     scores = _check_runs(scores)
     runs, tasks = scores.shape
-    resamples = check_integer(resamples, "resamples", minimum=1)
+    resamples = check_integer(resamples, "resamples", minimum=1, maximum=_MOST_COUNTS)
     flat, column = scores.ravel(), np.arange(tasks)
     out = np.empty(resamples)
     for start in range(0, resamples, rows := max(1, 2**20 // scores.size)):
@@ -233,7 +233,7 @@ def performance_profile_interval(
     scores = _check_runs(scores)
     thresholds = check_array(thresholds, "thresholds", ndim=1, dtype=np.float64)
     runs, tasks = scores.shape
-    resamples = check_integer(resamples, "resamples", minimum=1)
+    resamples = check_integer(resamples, "resamples", minimum=1, maximum=_MOST_COUNTS)
     weights = rng.multinomial(runs, np.full(runs, 1 / runs), size=(resamples, tasks))
     above = scores.T.reshape(-1, 1) > thresholds
     return percentile_interval(weights.reshape(resamples, -1) @ above.astype(np.float64) / scores.size, level)

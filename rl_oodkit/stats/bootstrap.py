@@ -17,6 +17,9 @@ from ..core.errors import ParameterError, ShapeError, check_array, check_fractio
 from .ranking import _check_scores, _ratio, time_weights
 
 # %% ../../nbs/stats/01_bootstrap.ipynb #episode-weights
+_MOST_COUNTS = 2**37  # in one table, which is then a tebibyte
+
+
 def episode_weights(rng: np.random.Generator, n: int, resamples: int) -> np.ndarray:
     """Draw how often each episode occurs in each resample.
 
@@ -37,7 +40,7 @@ def episode_weights(rng: np.random.Generator, n: int, resamples: int) -> np.ndar
     Raises
     ------
     ParameterError
-        If n or `resamples` is not a positive integer.
+        If n or `resamples` is not a positive integer, or no memory holds so many counts.
 
     References
     ----------
@@ -49,7 +52,10 @@ def episode_weights(rng: np.random.Generator, n: int, resamples: int) -> np.ndar
     array([5, 5, 5])
     """
     n = check_integer(n, "n", minimum=1)
-    return rng.multinomial(n, np.full(n, 1 / n), size=check_integer(resamples, "resamples", minimum=1))
+    resamples = check_integer(resamples, "resamples", minimum=1)
+    if n * resamples > _MOST_COUNTS:
+        raise ParameterError(f"{resamples} resamples of {n} episodes", instead=f"At most {_MOST_COUNTS:,} counts.")
+    return rng.multinomial(n, np.full(n, 1 / n), size=resamples)
 
 # %% ../../nbs/stats/01_bootstrap.ipynb #staircase
 def _staircase(x: np.ndarray, y: np.ndarray, share: float, dtype: type) -> tuple[sparse.csr_array, np.ndarray]:

@@ -168,6 +168,9 @@ def conformal_rank(alpha: float, n_cal: int) -> int:
     return max(int(np.ceil(np.round((1 - alpha) * (n_cal + 1), 9))), 1)
 
 # %% ../../nbs/stats/04_tests.ipynb #beta-binomial-interval
+_MOST_EPISODES = 10**8  # the distribution function adds up one term an episode
+
+
 def beta_binomial_interval(alpha: float, n_cal: int, n_test: int, level: float = 0.95) -> tuple[float, float]:
     """Return between which rates a calibrated detector alarms on fresh clean episodes.
 
@@ -178,7 +181,7 @@ def beta_binomial_interval(alpha: float, n_cal: int, n_test: int, level: float =
     n_cal : int
         Calibration episodes, 1 or more.
     n_test : int
-        Fresh clean episodes, 1 or more.
+        Fresh clean episodes, 1 .. 10**8.
     level : float
         Least probability of the interval, in (0, 1).
 
@@ -211,7 +214,7 @@ def beta_binomial_interval(alpha: float, n_cal: int, n_test: int, level: float =
 
 def _alarm_law(alpha: float, n_cal: int, n_test: int) -> stats.distributions.rv_frozen | None:
     """Return the law of the number of false alarms, or None if the threshold is infinite."""
-    n_test = check_integer(n_test, "n_test", minimum=1)
+    n_test = check_integer(n_test, "n_test", minimum=1, maximum=_MOST_EPISODES)
     k = conformal_rank(alpha, n_cal)
     return stats.betabinom(n_test, n_cal + 1 - k, k) if k <= n_cal else None
 
@@ -228,7 +231,7 @@ def beta_binomial_pvalue(count: int, alpha: float, n_cal: int, n_test: int) -> f
     n_cal : int
         Calibration episodes, 1 or more.
     n_test : int
-        Fresh clean episodes, 1 or more.
+        Fresh clean episodes, 1 .. 10**8.
 
     Returns
     -------

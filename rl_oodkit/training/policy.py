@@ -169,7 +169,7 @@ class RandomPolicy:
 
     def __init__(self, n_actions: int, seed: int) -> None:
         self.n_actions = check_integer(n_actions, "n_actions", minimum=1)
-        self.seed = check_integer(seed, "seed", minimum=0)
+        self.seed = check_integer(seed, "seed", minimum=0, maximum=None)
 
     @property
     def sha256(self) -> str:

@@ -91,6 +91,17 @@ def _checked_actions(actions: Any, rows: int, env: "gym.Env") -> np.ndarray:
     return actions
 
 
+def _check_policy(policy: Any) -> None:
+    """Raise unless the policy can act."""
+    if isinstance(policy, type) or not callable(getattr(policy, "act", None)):
+        kind = f"the class {policy.__name__}" if isinstance(policy, type) else f"of type {type(policy).__name__}"
+        raise ParameterError(
+            f"the policy is {kind} and cannot act",
+            where="policy",
+            instead="Pass a policy, such as load_policy() returns.",
+        )
+
+
 def _run(envs: list["gym.Env"], policy: Policy, seeds: list[int], max_steps: int | None) -> list[dict[str, Any]]:
     """Run every seed once through the given slots and return the episodes in the order of the seeds."""
     episodes: list[dict[str, Any]] = [{} for _ in seeds]
@@ -161,7 +172,7 @@ def rollout(
     EmptySplitError
         If there is no seed.
     ParameterError
-        If a seed, the batch, an action or a name of internals is invalid, or `make_env` returns None.
+        If a seed, the batch, the policy, an action or a name of internals is invalid, or `make_env` returns None.
     ShapeError, NonFiniteError
         If the policy returns not one finite action a row.
 
@@ -172,6 +183,7 @@ def rollout(
     >>> rollout(lambda: gymnasium.make("CartPole-v1"), RandomPolicy(2, 0), [3, 4]).n_episodes
     2
     """
+    _check_policy(policy)
     seeds = [check_integer(s, "seeds", minimum=0) for s in seeds]
     if not seeds:
         raise EmptySplitError("there is no seed", where="rollout", instead="Pass at least one seed.")

@@ -322,7 +322,7 @@ def _with_sham_onset(trajs: Trajectories, seed: int, low: int, high: int) -> Tra
         raise ParameterError(f"low is {low} and high {high}", instead="Choose low <= high.")
     if trajs.active.any():
         raise ParameterError("the episodes are disturbed", where="with_sham_onset", instead="Use clean episodes.")
-    rng = stream(check_integer(seed, "seed", minimum=0), "sham-onset")
+    rng = stream(check_integer(seed, "seed", minimum=0, maximum=None), "sham-onset")
     onset = rng.integers(low, high, size=trajs.n_episodes, endpoint=True)
     return replace(trajs, onset=onset, offset_step=np.full(trajs.n_episodes, -1))
 

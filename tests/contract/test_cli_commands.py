@@ -144,6 +144,30 @@ def test_collect_writes_what_it_says(shell, tmp_path):
     assert trajs.n_episodes == 2 and "2 episodes" in out and trajs.active.any()
 
 
+def test_collect_replaces_a_file_only_by_force(shell, tmp_path, monkeypatch):
+    """Whoever has made it; nothing is flown before the refusal, and the bytes are as they were."""
+    path, words = tmp_path / "x.npz", ("collect", "-n", "2", "--out", str(tmp_path / "x.npz"))
+    path.write_text("a thesis")
+    with monkeypatch.context() as patch:
+        patch.setattr("rl_oodkit.ood.collect.collect", None)
+        code, _, err = shell(*words)
+    assert code == 1 and "x.npz exists already" in err and "force" in err and len(err.splitlines()) == 1
+    assert path.read_text() == "a thesis" and [p.name for p in tmp_path.iterdir()] == ["x.npz"]
+    assert shell(*words, "--force")[0] == 0 and path.read_bytes()[:2] == b"PK"
+
+
+@pytest.mark.parametrize("command", [("collect", "-n", "2"), ("bench", "ood", "--cells", "null")])
+def test_a_target_that_cannot_be_written_ends_the_command_at_once(shell, tmp_path, monkeypatch, command):
+    """A folder, or a path through a file, is found out before the work and not after it."""
+    monkeypatch.setattr("rl_oodkit.ood.collect.collect", None)
+    monkeypatch.setattr("rl_oodkit.ood.benchmark.run_board", None)
+    (tmp_path / "file").write_text("x")
+    for out in (tmp_path, tmp_path / "file" / "x"):
+        code, _, err = shell(*command, "--out", str(out))
+        assert code == 1 and len(err.splitlines()) == 1 and "caught earlier" not in err
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
 def test_help_and_list_are_light():
     """Help and a list of kinds load no heavy library."""
     heavy = ("torch", "stable_baselines3", "matplotlib", "papermill", "sklearn")

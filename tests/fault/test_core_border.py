@@ -17,11 +17,15 @@ from rl_oodkit.core.errors import (
     StoreError,
     UnitFailedError,
     check_array,
+    check_fraction,
+    check_integer,
 )
 from rl_oodkit.core.executors import ProcessExecutor, SerialExecutor
-from rl_oodkit.core.files import write_verified
+from rl_oodkit.core.files import check_target, write_verified
 from rl_oodkit.core.results import RunSpec, RunStore
+from rl_oodkit.core.seeds import integer
 from rl_oodkit.core.store import load_arrays, save_arrays
+from rl_oodkit.stats.bootstrap import episode_weights
 from rl_oodkit.stats.ranking import time_weights
 from rl_oodkit.training.checkpoint import load_card, load_policy, save_checkpoint
 from rl_oodkit.training.policy import QPolicy, RandomPolicy
@@ -214,3 +218,54 @@ def test_negative_counts_are_refused():
     for n, p in (([-1], [2]), ([2], [-1])):
         with pytest.raises(ParameterError):
             time_weights(n, p)
+
+
+@pytest.mark.parametrize("exponent", [63, 128, 20_000])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_an_integer_without_end_is_refused_and_told_in_one_line(exponent, sign):
+    """Also one that Python refuses to print."""
+    value = sign * 2**exponent
+    for check in (check_integer, check_fraction):
+        with pytest.raises(ParameterError) as caught:
+            check(value, "n", *([0] if check is check_integer else []))
+        assert str(caught.value).startswith("n is ") and len(str(caught.value)) < 200
+
+
+def test_a_bound_is_inclusive_and_a_seed_has_none():
+    """The largest 64-bit integer is a count, and every larger one is still a seed."""
+    assert check_integer(2**63 - 1, "n") == 2**63 - 1 and check_integer(7, "n", maximum=7) == 7
+    with pytest.raises(ParameterError, match="at most 7"):
+        check_integer(8, "n", maximum=7)
+    seed = 10**39
+    assert RunSpec("demo", {}, seed).seed == RandomPolicy(2, seed).seed == seed
+    assert integer(seed, 2**64 - 1) != integer(seed, 2**64 - 2)
+
+
+@pytest.mark.parametrize(("n", "resamples"), [(1, 2**62), (2**62, 1), (2**20, 2**20)])
+def test_more_weights_than_memory_are_refused(n, resamples):
+    """Before anything of that size is asked of the machine."""
+    with pytest.raises(ParameterError, match="at most|At most"):
+        episode_weights(np.random.default_rng(0), n, resamples)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, "dqn-lunarlander", [], RandomPolicy])
+def test_what_cannot_act_is_no_policy(wrong):
+    """A class is not its instance, and a name is not loaded here."""
+    with pytest.raises(ParameterError, match="cannot act"):
+        rollout(lambda: gymnasium.make("CartPole-v1"), wrong, [1])
+
+
+def test_a_target_is_tried_before_the_work(tmp_path):
+    """A folder, a name that is too long, a file in place of a folder, a file that is there; nothing is made."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("kept")
+    for wrong in ("folder", "x" * 250, "file/x", "file/y/x", "y" * 300 + "/x"):
+        with pytest.raises(StoreError):
+            check_target(tmp_path / wrong)
+    with pytest.raises(StoreError, match="exists already"):
+        check_target(tmp_path / "file", replace=False)
+    for right in ("file", "new", "a/b/c"):
+        check_target(tmp_path / right)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"] and not list(
+        (tmp_path / "folder").iterdir()
+    )

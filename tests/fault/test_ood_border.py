@@ -10,16 +10,17 @@ import pytest
 
 from rl_oodkit import cli
 from rl_oodkit.core import registry
-from rl_oodkit.core.errors import DetectorOutputError, ParameterError, StrengthError, UnknownIdError
+from rl_oodkit.core.errors import DetectorOutputError, OnsetError, ParameterError, StrengthError, UnknownIdError
 from rl_oodkit.core.runs import RunStore
 from rl_oodkit.ood import benchmark
 from rl_oodkit.ood.actions import ActionDrop, ActionSwap
 from rl_oodkit.ood.batches import batch_spec, cell_batch, clean_batch
-from rl_oodkit.ood.benchmark import board_unit, run_board
+from rl_oodkit.ood.benchmark import board_episodes, board_unit, run_board
 from rl_oodkit.ood.cells import BoardSpec, Cell, board_cells, part_sources
 from rl_oodkit.ood.detector import build_detector, default_board
 from rl_oodkit.ood.injectors import injector_levels, make_injector
-from rl_oodkit.ood.schedules import Schedule
+from rl_oodkit.ood.null import false_alarm_table, null_coverage_board
+from rl_oodkit.ood.schedules import Schedule, make_schedule
 from rl_oodkit.ood.sensors import Ar1, Drift, Spike
 
 SPEC = BoardSpec("dqn-lunarlander", env="lunarlander", detectors=("clock",), fit=2, cal=2, test=2, ood=2)
@@ -86,6 +87,8 @@ def test_parameters_of_laws_are_checked_when_made(make):
 BOARDS = [{"detectors": ()}, {"floor": math.nan}, {"floor": -1.0}, {"floor": math.inf}, {"floor": "0"}]
 BOARDS += [{name: "gain"} for name in ("levels", "families", "cells", "detectors")]
 BOARDS += [{name: 1} for name in ("fit", "cal", "test", "ood")]
+BOARDS += [{name: 10_001} for name in ("fit", "cal", "test", "ood")]
+BOARDS += [{"seed": 10_000}, {"resamples": 10**9}, {"schedule": "ramp"}, {"schedule": None}]
 
 
 @pytest.mark.parametrize("fields", BOARDS, ids=str)
@@ -93,6 +96,35 @@ def test_a_board_is_checked_when_made(fields):
     """Text is no list, nothing is no detector, and one episode is no sample."""
     with pytest.raises(ParameterError):
         BoardSpec("some-policy", **fields)
+
+
+SCHEDULES = [
+    ({"schedule": Schedule(onset=1000)}, OnsetError, "1000"),
+    ({"schedule": Schedule(onset_low=1000, onset_high=1200), "cells": ("null",)}, OnsetError, "1000"),
+    ({"schedule": make_schedule("ramp"), "cells": ("gain:light", "stuck:extreme")}, ParameterError, "Stuck .*ramped"),
+    ({"schedule": make_schedule("ramp")}, ParameterError, "ramped"),
+]
+
+
+@pytest.mark.parametrize(("fields", "error", "says"), SCHEDULES, ids=range(len(SCHEDULES)))
+def test_a_schedule_that_cannot_be_kept_stops_the_board_at_once(tmp_path, fields, error, says):
+    """No unit is begun, so no folder is made; the null experiments refuse the same onsets."""
+    spec, store = BoardSpec(**(vars(SPEC) | fields)), RunStore(tmp_path / "runs")
+    for run in (run_board, board_episodes):
+        with pytest.raises(error, match=says):
+            run(spec, store)
+    if error is OnsetError:
+        for run in (null_coverage_board, false_alarm_table):
+            with pytest.raises(error, match=says):
+                run(spec, store)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_ramp_is_kept_by_the_laws_that_may_be_ramped():
+    """And an onset at the last step is reached."""
+    for when in (make_schedule("ramp"), Schedule(onset=999)):
+        spec = BoardSpec(**(vars(SPEC) | {"schedule": when, "cells": ("gain:light", "delay:light")}))
+        assert [cell.name for cell in board_cells(spec)] == ["null", "gain:light", "delay:light"]
 
 
 def test_a_level_that_no_law_declares_is_unknown(capsys):

@@ -13,6 +13,7 @@ from rl_oodkit.core.formats import frame_from_bytes, frame_to_bytes
 from rl_oodkit.core.seeds import stream
 from rl_oodkit.ood.alarms import per_episode_threshold
 from rl_oodkit.ood.board_tables import board_table, paired_board, risk_table, rows_of
+from rl_oodkit.ood.detector import build_detector
 from rl_oodkit.ood.matched import matched_auroc
 from rl_oodkit.ood.null import coverage_rows, false_alarm_row, null_intervals
 from rl_oodkit.ood.panel import Panel, panels, scored
@@ -117,10 +118,27 @@ def test_a_panel_answers_as_its_members_and_refuses_disturbed_episodes():
     np.testing.assert_array_equal(found.counted, here.padded(here.active, 0).astype(bool))
     assert np.isnan(found.restarted[:, :10]).all() and np.isfinite(found.scores[:, :10]).all()
     first = found.restarted[:, 10]
-    fresh = panel.gather(panel.step_scores(here)[:, 10:])["mahalanobis/obs+cusum"][:, 0]
+    late = {name: scores[:, 10:] for name, scores in panel.step_scores(here).items()}
+    fresh = panel.gather(late)["mahalanobis/obs+cusum"][:, 0]
     np.testing.assert_array_equal(first, fresh)
     clean = scored(made_up(6, rng), panel, injected=False)["mahalanobis/obs"]
     assert not clean.counted[:, :10].any() and clean.counted[:, 10:30].all()
+
+
+def test_a_panel_shares_one_fit_among_readings_of_it():
+    """Three readings of one ensemble answer as each would after a fit of its own, and the stack is trained once."""
+    rng = stream(0, "test", "shared fit")
+    fit, cal, test = made_up(6, rng), made_up(20, rng), made_up(4, rng)
+    ids = ["ens-mse/transition", "ens-nll/transition", "ens-nll/transition+cusum", "ens-var/transition"]
+    assert panels(ids) == {"ens-mse/transition": ids}
+    panel = Panel(ids)
+    panel.prepare(fit, cal, 0.1)
+    weights = {id(d.scorer.weights_) for d in panel.heads.values()}
+    assert len(weights) == 1
+    together = panel.gather(panel.step_scores(test))
+    for i in ids:
+        alone = build_detector(i).fit(fit).calibrate(cal)
+        np.testing.assert_array_equal(together[i], alone.score_batch(test))
 
 
 def test_panels_keep_every_detector_once_and_together():
