@@ -62,6 +62,9 @@ setup(
     python_requires=f">={cfg['min_python']}",
     install_requires=shlex.split(cfg["requirements"]),
     extras_require=extras,
-    entry_points={"console_scripts": shlex.split(cfg["console_scripts"])},
+    entry_points={
+        "console_scripts": shlex.split(cfg["console_scripts"]),
+        "gymnasium.envs": ["rl_oodkit = rl_oodkit.envs.registration:register_all"],
+    },
     cmdclass={"build_py": BuildWithData},
 )

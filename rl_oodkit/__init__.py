@@ -6,6 +6,7 @@
 __all__ = []
 
 # %% ../nbs/99_api.ipynb #api-imports
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -17,6 +18,13 @@ _HOMES = {
     "core.registry": ("register", "make"),
     "core.runs": ("RunStore",),
     "core.executors": ("make_executor",),
+    "oracles.certificate": ("certify",),
+    "oracles.regret": ("evaluate",),
+    "envs.single": ("CertifiedEnv",),
+    "envs.vector": ("CertifiedVectorEnv",),
+    "envs.sb3": ("CertifiedVecEnv",),
+    "envs.regret": ("WithRegret",),
+    "envs.checks": ("check_env", "check_fixture"),
     "training.trajectories": ("Trajectories",),
     "training.checkpoint": ("load_policy",),
     "training.rollout": ("rollout",),
@@ -43,3 +51,7 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """List what the module has and what it can load."""
     return sorted({*globals(), *_HOME})
+
+
+if "gymnasium" in sys.modules:
+    import_module("rl_oodkit.envs")  # tells Gymnasium the ids

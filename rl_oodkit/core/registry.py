@@ -23,8 +23,16 @@ from .errors import ParameterError, RegistrationError, UnknownIdError
 # %% ../../nbs/core/04_registry.ipynb #modules
 MODULES = MappingProxyType(
     {
-        "env": ("rl_oodkit.ood.lander",),
-        "policy": ("rl_oodkit.training.sb3",),
+        "env": (
+            "rl_oodkit.ood.lander",
+            "rl_oodkit.envs.arm",
+            "rl_oodkit.envs.vehicle",
+            "rl_oodkit.envs.quadrotor",
+            "rl_oodkit.envs.planar",
+            "rl_oodkit.envs.systems",
+            "rl_oodkit.envs.lqr",
+        ),
+        "policy": ("rl_oodkit.training.sb3", "rl_oodkit.training.recipes"),
         "injector": ("rl_oodkit.ood.injectors", "rl_oodkit.ood.actions", "rl_oodkit.ood.lander"),
         "features": ("rl_oodkit.ood.features",),
         "scorer": ("rl_oodkit.ood.scorers", "rl_oodkit.ood.dynamics", "rl_oodkit.ood.policy_scores"),
@@ -32,7 +40,12 @@ MODULES = MappingProxyType(
         "detector": ("rl_oodkit.ood.detector",),
         "metric": ("rl_oodkit.ood.matched",),
         "promise": ("rl_oodkit.reproduce.promises",),
-        "speed": ("rl_oodkit.reproduce.speed", "rl_oodkit.reproduce.speed_detectors"),
+        "speed": (
+            "rl_oodkit.reproduce.speed",
+            "rl_oodkit.reproduce.speed_detectors",
+            "rl_oodkit.reproduce.speed_envs",
+            "rl_oodkit.reproduce.speed_training",
+        ),
     }
 )
 

@@ -167,6 +167,9 @@ class Mass(LanderLaw):
     def physics(self, state: SimpleNamespace, env: gym.Env, action: Any, c: float) -> Iterator[None]:
         """Change the hull's mass during the step; see `Injector.physics`."""
         hull = env.lander
+        if self.at(c) == 0:
+            yield  # recomputing an unchanged mass would still round the hull's velocity
+            return
         try:
             with _changed(hull.fixtures[0], "density", hull.fixtures[0].density * (1.0 + self.at(c))):
                 hull.ResetMassData()

@@ -8,7 +8,7 @@ __all__ = ['Profiles', 'load_profiles', 'select', 'make_jobs']
 # %% ../../nbs/reproduce/01_profiles.ipynb #imports
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ class Profiles:
         Experiments whose results an experiment reads.
     sets : dict[str, dict[str, dict[str, Any]]]
         Parameters by profile and experiment.
+    reads : dict[str, tuple[str, ...]]
+        Experiments whose results an experiment reads if they are chosen too; they run earlier then.
 
     Examples
     --------
@@ -44,6 +46,7 @@ class Profiles:
     groups: dict[str, tuple[str, ...]]
     after: dict[str, tuple[str, ...]]
     sets: dict[str, dict[str, dict[str, Any]]]
+    reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 # %% ../../nbs/reproduce/01_profiles.ipynb #load-profiles
 def load_profiles(path: Path | str | None = None) -> Profiles:
@@ -75,11 +78,11 @@ def load_profiles(path: Path | str | None = None) -> Profiles:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
         raise ParameterError(f"no readable profiles: {fault}", where=str(path), instead="Restore the file.") from None
-    lists = {key: _lists(raw.pop(key, {}), f"{path.name}, [{key}]") for key in ("group", "after")}
+    lists = {key: _lists(raw.pop(key, {}), f"{path.name}, [{key}]") for key in ("group", "after", "reads")}
     for profile, sets in raw.items():
         if not (isinstance(sets, dict) and all(isinstance(entry, dict) for entry in sets.values())):
             raise ParameterError(f"profile {profile!r} is not a table of tables", where=path.name)
-    return Profiles(path.parent, lists["group"], lists["after"], raw)
+    return Profiles(path.parent, lists["group"], lists["after"], raw, lists["reads"])
 
 
 def _lists(table: Any, where: str) -> dict[str, tuple[str, ...]]:
@@ -178,5 +181,6 @@ def make_jobs(profiles: Profiles, profile: str, names: Sequence[str] = ()) -> li
         if not path.is_file():
             raise UnknownIdError(f"no notebook {path.name}", where=str(profiles.folder))
         check_parameters(path, parameters)
-        jobs.append(Job(name, path, dict(parameters), profiles.after.get(name, ())))
+        earlier = (*profiles.after.get(name, ()), *profiles.reads.get(name, ()))
+        jobs.append(Job(name, path, dict(parameters), earlier))
     return jobs

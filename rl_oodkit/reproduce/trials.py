@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtr
 
 from ..core import registry
 from ..core.errors import LabelLeakError, NotebookError, RlOodkitError, UndeclaredFieldError
@@ -249,14 +250,17 @@ def null_trials(scores: Mapping[str, tuple[np.ndarray, np.ndarray]], divisions: 
     >>> null_trials({"noise": tuple(noise)}, divisions=10)["failed"]
     0
     """
-    bad, p_values = [], []
-    for name, (cal, test) in scores.items():
+    bad, p_values, z = [], [], []
+    for cal, test in scores.values():
         everywhere, half = np.zeros(len(test), int), len(test) // 2
         areas = null_intervals(test, everywhere, half, divisions, 2, 0).query("interval == 'delong'")["auroc"]
-        if abs(areas.mean() - 0.5) > 3 * areas.std(ddof=1) / np.sqrt(divisions) + 1e-12:
-            bad.append(f"{name}: mean area {areas.mean():.3f}")
+        z.append(max(0.0, abs(areas.mean() - 0.5) - 1e-12) / max(areas.std(ddof=1) / np.sqrt(divisions), 1e-300))
         p_values.append(false_alarm_row(cal, test, per_episode_threshold(cal, 0.05), 0.05)["p"])
+    for name, p in zip(scores, holm(2 * ndtr(-np.array(z))), strict=True):
+        if p < 2 * ndtr(-3):
+            bad.append(f"{name}: the mean area is not one half, p = {p:.1e}")
     adjusted = holm(np.array(p_values))
     bad += [f"{name}: false alarms, p = {p:.3f}" for name, p in zip(scores, adjusted, strict=True) if p < 0.05]
-    detail = f"{len(scores)} detectors, {divisions} divisions each, and their false alarms (Holm)"
+    worst = f"largest |z| of a mean area {max(z):.1f}"
+    detail = f"{len(scores)} detectors, {divisions} divisions each, {worst}, and their false alarms (Holm)"
     return {"ran": len(scores) * (divisions + 1), "failed": len(bad), "detail": "; ".join([detail, *bad[:3]])}

@@ -31,11 +31,6 @@ class _Recording:
     steps: list[tuple[np.ndarray, Any, float, Mapping[str, Any] | None]] = field(default_factory=list)
     terminated: bool = False  # how it ended
 
-    @property
-    def seen(self) -> np.ndarray:
-        """Return the latest observation."""
-        return self.steps[-1][0] if self.steps else self.first
-
 
 def _begin(env: "gym.Env", index: int, seed: int) -> _Recording:
     """Reset one world to a seed and return its new recording."""
@@ -71,24 +66,32 @@ def _marks(active: np.ndarray, told: Sequence[Mapping[str, Any]]) -> dict[str, i
     return marks
 
 # %% ../../nbs/training/03_rollout.ipynb #run
-def _checked_actions(actions: Any, rows: int, env: "gym.Env") -> np.ndarray:
-    """Return one action a row, each of them one that the environment knows."""
+def _known_actions(env: "gym.Env") -> tuple[float, float, tuple[int, ...] | None]:
+    """Return the bounds and the shape of one action, as far as the environment states them."""
     from gymnasium import spaces
 
-    space, actions = getattr(env, "action_space", None), check_array(actions, "the policy's actions")
-    low, high, shape = -np.inf, np.inf, actions.shape[1:]
+    space = getattr(env, "action_space", None)
     if isinstance(space, spaces.Discrete):
-        low, high, shape = space.start, space.start + space.n - 1, ()
-    elif isinstance(space, spaces.Box):
-        # its bounds are left to the environment: a Gaussian policy exceeds them, and they are clipped there
-        shape = space.shape
+        return int(space.start), int(space.start + space.n - 1), ()
+    # the bounds of a box are left to the environment: a Gaussian policy exceeds them, and they are clipped there
+    return -np.inf, np.inf, space.shape if isinstance(space, spaces.Box) else None
+
+
+def _checked_actions(actions: Any, rows: int, known: tuple[float, float, tuple[int, ...] | None]) -> Any:
+    """Return one action a row, each of them one that the environment knows; numbers as a list."""
+    if not (type(actions) is np.ndarray and actions.dtype == np.int64):
+        actions = check_array(actions, "the policy's actions")
+    low, high, shape = known
+    shape = actions.shape[1:] if shape is None else shape
     if actions.shape != (rows, *shape):
         raise ShapeError(f"the policy's actions have shape {actions.shape}", instead=f"Return {(rows, *shape)}.")
-    if ((actions < low) | (actions > high)).any():
-        raise ParameterError(
-            "the policy's actions leave the action space", where=str(space), instead=f"Use {low}..{high}."
-        )
-    return actions
+    if actions.ndim > 1:
+        return actions
+    # a handful of plain numbers: the interpreter is faster than four calls into an array library
+    numbers = actions.tolist()
+    if min(numbers) < low or max(numbers) > high:
+        raise ParameterError("the policy's actions leave the action space", instead=f"Use {low}..{high}.")
+    return numbers
 
 
 def _check_policy(policy: Any) -> None:
@@ -107,21 +110,24 @@ def _run(envs: list["gym.Env"], policy: Policy, seeds: list[int], max_steps: int
     episodes: list[dict[str, Any]] = [{} for _ in seeds]
     waiting = iter(enumerate(seeds))
     busy = [(env, _begin(env, *job)) for env, job in zip(envs, waiting, strict=False)]
+    seen, known = [rec.first for _, rec in busy], _known_actions(envs[0])
     while busy:
-        actions = _checked_actions(policy.act(np.stack([rec.seen for _, rec in busy])), len(busy), envs[0])
-        still = []
-        for slot, action in zip(busy, actions.tolist() if actions.ndim == 1 else actions, strict=True):
+        actions = _checked_actions(policy.act(np.array(seen)), len(busy), known)
+        still, seen = [], []
+        for slot, action in zip(busy, actions, strict=True):
             env, rec = slot
             observation, reward, terminated, truncated, info = env.step(action)
             rec.steps.append((observation, action, reward, info.get("injection")))
             if not (terminated or truncated or len(rec.steps) == max_steps):
                 still.append(slot)
+                seen.append(observation)
                 continue
             rec.terminated = bool(terminated)
             episodes[rec.index] = _finished(rec)
             job = next(waiting, None)
             if job is not None:
                 still.append((env, _begin(env, *job)))
+                seen.append(still[-1][1].first)
         busy = still
     return episodes
 

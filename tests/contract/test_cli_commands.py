@@ -14,7 +14,7 @@ import pytest
 from rl_oodkit import cli
 from rl_oodkit.core.errors import ParameterError, RunInterrupted
 
-COMMANDS = ["list", "train", "collect", "bench ood", "bench speed", "reproduce", "verify", "doctor"]
+COMMANDS = ["list", "train", "collect", "certify", "bench ood", "bench speed", "reproduce", "verify", "doctor"]
 
 
 @pytest.fixture

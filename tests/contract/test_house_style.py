@@ -161,12 +161,13 @@ FORBIDDEN = {
 @pytest.mark.parametrize("what", FORBIDDEN)
 def test_forbidden(what):
     """Some lines are never needed, and each has cost somebody a result."""
-    home = {"global randomness": PACKAGE / "core" / "seeds.py"}.get(what)
+    # the second keeps the state of the global generator that a library insists on
+    homes = {"global randomness": (PACKAGE / "core" / "seeds.py", PACKAGE / "training" / "parts.py")}.get(what, ())
     found = [
         f"{path.relative_to(ROOT)}:{i} {line.strip()}"
         for path in modules()
         for i, line in enumerate(code_lines(path), 1)
-        if path != home and re.search(FORBIDDEN[what], line)
+        if path not in homes and re.search(FORBIDDEN[what], line)
     ]
     assert not found, "\n".join(found)
 
@@ -194,5 +195,7 @@ def test_no_workplace_paths_and_no_leftovers():
     files = [p for t in top for p in (ROOT / t).rglob("*") if p.suffix in {".py", ".ipynb", ".toml", ".md", ".css"}]
     files += [p for p in ROOT.iterdir() if p.is_file()]
     files = [p for p in files if not {"__pycache__", ".ipynb_checkpoints"} & set(p.parts)]
-    found = [str(p.relative_to(ROOT)) for p in files if words.search(p.read_text(encoding="utf-8", errors="ignore"))]
+    picture = re.compile(r'"image/png": "[^"]*"')  # base64 spells anything by chance
+    texts = {p: picture.sub("", p.read_text(encoding="utf-8", errors="ignore")) for p in files}
+    found = [str(p.relative_to(ROOT)) for p, text in texts.items() if words.search(text)]
     assert not found, "\n".join(found)
