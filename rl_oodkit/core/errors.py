@@ -7,10 +7,12 @@ __all__ = ['RlOodkitError', 'UnknownIdError', 'RegistrationError', 'ParameterErr
            'NonFiniteError', 'EmptySplitError', 'LabelLeakError', 'UndeclaredFieldError', 'DetectorOutputError',
            'InjectorLawError', 'StoreError', 'DamagedFileError', 'ForeignFileError', 'CheckpointError',
            'UnitFailedError', 'NotebookError', 'CloneNeededError', 'RunInterrupted', 'check_array', 'check_integer',
-           'check_fraction']
+           'check_fraction', 'check_real', 'shown']
 
 # %% ../../nbs/core/00_errors.ipynb #errors-imports
+import math
 import operator
+import sys
 from typing import Any
 
 import numpy as np
@@ -314,3 +316,61 @@ def check_fraction(x: Any, name: str) -> float:
     if not number or not 0 < x < 1:  # also false for NaN
         raise ParameterError(f"{name} is {_digits(x)}", instead="It must be a number strictly between 0 and 1.")
     return float(x)
+
+
+def check_real(x: Any, name: str, low: float = -math.inf, high: float = math.inf) -> float:
+    """Return `x` as a finite float within closed bounds, or raise an error that names it.
+
+    Parameters
+    ----------
+    x : float
+        What the caller passed; text, arrays and booleans are refused.
+    name : str
+        The name the caller knows it by.
+    low, high : float
+        Bounds, both allowed.
+
+    Returns
+    -------
+    float
+
+    Raises
+    ------
+    ParameterError
+        If `x` is not a finite number, or outside the bounds.
+
+    Examples
+    --------
+    >>> check_real(1, "mass", low=0.0)
+    1.0
+    """
+    number = isinstance(x, (int, float, np.integer, np.floating)) and not isinstance(x, bool)
+    if not number or not abs(x) <= sys.float_info.max:  # also false for NaN, and for integers that no float can hold
+        raise ParameterError(f"{name} is {shown(x)}", instead="Use a finite number.")
+    if not low <= x <= high:
+        limits = f"of {low:g} or more" if high == math.inf else f"from {low:g} to {high:g}"
+        raise ParameterError(f"{name} is {shown(x)}", instead=f"Use a number {limits}.")
+    return float(x)
+
+
+def shown(x: Any, width: int = 60) -> str:
+    """Return a value as a message shows it, on one short line.
+
+    Parameters
+    ----------
+    x : object
+        Any value.
+    width : int
+        Most characters.
+
+    Returns
+    -------
+    str
+
+    Examples
+    --------
+    >>> shown(10**400), shown("a" * 99, width=6)
+    ('an integer of 1329 bits', "'aa...")
+    """
+    text = " ".join(_digits(x).split())
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -13,9 +13,10 @@ import os
 import re
 import threading
 import warnings
+from os import PathLike
 from pathlib import Path
 
-from .errors import DamagedFileError, ForeignFileError, StoreError
+from .errors import DamagedFileError, ForeignFileError, ParameterError, StoreError, shown
 
 # %% ../../nbs/core/09_files.ipynb #write-fresh
 def write_fresh(path: Path, data: bytes) -> None:
@@ -332,11 +333,15 @@ def read_verified(path: str | Path, verify: bool = True) -> bytes:
     >>> read_verified(os.devnull, verify=False)
     b''
     """
+    if not isinstance(path, (str, PathLike)):
+        raise ParameterError(f"the path is {shown(path)}", instead="Give a text or a Path.")
     path = Path(path)
     try:
         data = path.read_bytes()
     except OSError as reason:
         raise store_error("read", path, reason) from reason
+    except ValueError as reason:  # a null character
+        raise StoreError(f"{shown(str(path))} names no file", where="read_verified") from reason
     if verify:
         digests = _listed(path)
         if not digests:

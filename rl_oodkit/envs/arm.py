@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ParameterError, check_fraction, check_integer
+from ..core.errors import ParameterError, check_fraction, check_integer, shown
 from .parameters import check_choice, check_number, check_positive, fill
 from .registration import certified_env
 from ..oracles.fixture import Fixture, QuadraticOracle
@@ -121,13 +121,13 @@ class ArmSpec:
         for name in ("action_cost", "action_bound"):
             check_positive(getattr(self, name), name)
         for name in ("tau", "discount"):
-            check_fraction(getattr(self, name), name)
+            check_fraction(check_number(getattr(self, name), name), name)
         for name in ("angle_noise_std", "rate_noise_std"):
             check_number(getattr(self, name), name, low=0.0)
         for name in ("gravity", "swirl"):
             check_number(getattr(self, name), name)
         if not isinstance(self.exact, bool):
-            raise ParameterError(f"exact is {self.exact!r}", instead="Use True or False.")
+            raise ParameterError(f"exact is {shown(self.exact)}", instead="Use True or False.")
 
 # %% ../../nbs/envs/10_arm.ipynb #arm-turns
 def _turns(spec: ArmSpec) -> tuple[Givens, ...]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..core.errors import check_integer
 from .clauses import CLAUSES, EnvCheckError, Subject
 from .plant import plant_of
 from .vector import CertifiedVectorEnv
@@ -138,12 +139,13 @@ def memory_growth(env_id: str | None = None, steps: int = 10**7, worlds: int = 2
     """
     import psutil
 
+    steps = check_integer(steps, "steps", minimum=1)
     envs, process = CertifiedVectorEnv(env_id, worlds, **given), psutil.Process()
     actions = np.zeros((worlds, envs.single_action_space.shape[0]))
     envs.reset(seed=0)
     warm = max(2 * envs.unwrapped.plant.problem.horizon, steps // worlds // 10)
     before = 0
-    for t in range(warm + steps // worlds):
+    for t in range(warm + max(1, steps // worlds)):
         if t == warm:
             before = process.memory_info().rss
         envs.step(actions)

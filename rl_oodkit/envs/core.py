@@ -94,7 +94,8 @@ def _accepted(actions: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return actions as contiguous float64 of the given shape, or raise."""
     usual = type(actions) is np.ndarray and actions.dtype == np.float64 and actions.flags.c_contiguous
     if not usual:
-        actions = np.ascontiguousarray(check_array(actions, "action", finite=False, dtype=np.float64))
+        actions = check_array(actions, "action", finite=False, dtype=np.float64)
+        actions = np.ascontiguousarray(actions) if actions.ndim else actions  # which would make one number a row
     if actions.shape != shape:
         raise ShapeError(f"the action has shape {actions.shape}", instead=f"It must have shape {shape}.")
     total = actions.dot(actions) if actions.ndim == 1 else np.add.reduce(actions, axis=None)
@@ -135,6 +136,9 @@ def _chosen(mask: Any, worlds: int) -> list[int]:
     return [int(i) for i in np.flatnonzero(mask)]
 
 # %% ../../nbs/envs/00_core.ipynb #episodes
+_WORLDS = 2**20  # at most: beyond it memory ends before the first step
+
+
 class Episodes:
     """Keep the states, seeds and clocks of many worlds of one problem.
 
@@ -148,7 +152,7 @@ class Episodes:
     Raises
     ------
     ParameterError
-        If the horizon or the number of worlds is not a positive integer.
+        If the horizon or the number of worlds is not a positive integer, or there are more than a million worlds.
 
     Examples
     --------
@@ -159,7 +163,7 @@ class Episodes:
 
     def __init__(self, problem: Problem, worlds: int = 1) -> None:
         self.problem = problem
-        self.worlds = check_integer(worlds, "number of worlds", minimum=1)
+        self.worlds = check_integer(worlds, "number of worlds", minimum=1, maximum=_WORLDS)
         self.horizon = check_integer(problem.horizon, "horizon", minimum=1)
         self.episodes: list[tuple[int, int] | None] = [None] * worlds  # root seed, number
         self.clock = np.zeros(worlds, np.int64)  # steps since the reset
@@ -226,7 +230,7 @@ class EpisodeCore(Episodes):
     Raises
     ------
     ParameterError
-        If the horizon or the number of worlds is not a positive integer.
+        If the horizon or the number of worlds is not a positive integer, or there are more than a million worlds.
 
     Examples
     --------

@@ -10,9 +10,12 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..core.errors import ParameterError
+from ..core.errors import ParameterError, check_real, shown
 
 # %% ../../nbs/envs/09_parameters.ipynb #check-number
+_SMALLEST, _LARGEST = 1e-30, 1e12  # sizes whose squares and products stay far inside float64
+
+
 def check_number(x: Any, name: str, low: float = -math.inf, high: float = math.inf) -> float:
     """Return a finite number within closed bounds, or raise.
 
@@ -32,17 +35,17 @@ def check_number(x: Any, name: str, low: float = -math.inf, high: float = math.i
     Raises
     ------
     ParameterError
-        If it is not a finite number, or outside the bounds.
+        If it is not a finite number, outside the bounds, or of a size that no plant has.
 
     Examples
     --------
     >>> check_number(1, "mass", low=0.0)
     1.0
     """
-    if isinstance(x, bool) or not hasattr(x, "__float__") or not math.isfinite(float(x)):
-        raise ParameterError(f"{name} is {x!r}", instead="Use a finite number.")
-    if not low <= x <= high:
-        raise ParameterError(f"{name} is {x!r}", instead=f"Use a number from {low:g} to {high:g}.")
+    size = abs(check_real(x, name, low, high))
+    if size and not _SMALLEST <= size <= _LARGEST:
+        what = f"Use 0, or a number of a size from {_SMALLEST:g} to {_LARGEST:g}."
+        raise ParameterError(f"{name} is {shown(x)}", instead=what)
     return float(x)
 
 
@@ -73,7 +76,7 @@ def check_positive(x: Any, name: str, high: float = math.inf) -> float:
     0.5
     """
     if check_number(x, name, high=high) <= 0:
-        raise ParameterError(f"{name} is {x!r}", instead="Use a number above 0.")
+        raise ParameterError(f"{name} is {shown(x)}", instead="Use a number above 0.")
     return float(x)
 
 
@@ -105,7 +108,7 @@ def check_choice(x: Any, name: str, choices: Iterable[str]) -> str:
     """
     known = list(choices)
     if not isinstance(x, str) or x not in known:
-        raise ParameterError(f"there is no {name} {x!r}", instead=f"Use one of {', '.join(known)}.")
+        raise ParameterError(f"there is no {name} {shown(x)}", instead=f"Use one of {', '.join(known)}.")
     return x
 
 # %% ../../nbs/envs/09_parameters.ipynb #check-row
@@ -138,7 +141,7 @@ def check_row(row: Any, name: str, count: int, zero: bool = False) -> tuple[floa
     (1.0, 2.0)
     """
     if not isinstance(row, (tuple, list)) or len(row) != count:
-        raise ParameterError(f"{name} is {row!r}", instead=f"Give {count} numbers.")
+        raise ParameterError(f"{name} is {shown(row)}", instead=f"Give {count} numbers.")
     return tuple(check_number(x, name, low=0.0) if zero else check_positive(x, name) for x in row)
 
 # %% ../../nbs/envs/09_parameters.ipynb #fill

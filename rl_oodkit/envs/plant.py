@@ -19,7 +19,7 @@ from gymnasium.envs.registration import EnvSpec
 
 from ..core import registry
 from ..core.errors import ParameterError, RegistrationError, UnknownIdError
-from ..oracles.fixture import Fixture, of
+from ..oracles.fixture import Fixture, as_fixture, of
 from ..oracles.problem import Problem
 
 # %% ../../nbs/envs/00_plant.ipynb #plant
@@ -95,7 +95,7 @@ def plant_of(
             raise RegistrationError(f"{env_id!r} makes {fixture.id!r}", instead="Give the fixture the registered id.")
     elif params:
         raise ParameterError(f"parameters {', '.join(params)} with a ready fixture", instead="Make it with them.")
-    problem = fixture.problem.with_start(start)
+    problem = as_fixture(fixture).problem.with_start(start)
     return Plant(problem, fixture.id, params, fixture.digest, start, fixture.spec, tags)
 
 

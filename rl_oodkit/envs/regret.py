@@ -14,7 +14,7 @@ from gymnasium.vector import VectorEnv, VectorWrapper
 
 from ..core.errors import ParameterError
 from .core import EpisodeCore, core_of
-from ..oracles.fixture import Fixture, Oracle, of
+from ..oracles.fixture import Fixture, Oracle, as_fixture, of
 
 # %% ../../nbs/envs/05_regret.ipynb #oracle-of
 def oracle_of(env: Any, fixture: Fixture | None = None) -> Oracle:
@@ -48,7 +48,7 @@ def oracle_of(env: Any, fixture: Fixture | None = None) -> Oracle:
     plant = getattr(env, "unwrapped", env).plant
     if fixture is None and not plant.tags:
         raise ParameterError(f"{plant.id!r} was made by hand", where="WithRegret", instead="Pass fixture= as well.")
-    found = of(plant.id, **plant.params) if fixture is None else fixture
+    found = of(plant.id, **plant.params) if fixture is None else as_fixture(fixture)
     if found.digest != plant.digest:
         where = f"{found.digest[:12]} and {plant.digest[:12]}"
         raise ParameterError("the fixture is of another plant", where=where, instead="Use the environment's own.")
@@ -91,8 +91,11 @@ class VectorWithRegret(VectorWrapper):
     """
 
     def __init__(self, env: VectorEnv, fixture: Fixture | None = None) -> None:
-        super().__init__(env)
         self._oracle = oracle_of(env, fixture)
+        if not isinstance(env, VectorEnv):
+            what = f"{type(env).__name__} is no vector environment"
+            raise ParameterError(what, where="VectorWithRegret", instead="Use WithRegret, which takes both kinds.")
+        super().__init__(env)
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Advance all worlds with actions of shape (B, m), and say what their steps were worth."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 import numpy as np
 
-from ..core.errors import ParameterError
-from .core import EpisodeCore
+from ..core.errors import ParameterError, check_array
+from .core import EpisodeCore, NotResetError, core_of
 from .plant import check_render_mode, frame_of, plant_of, spaces_of
 from .single import root_seed
 from .vector import rows_first, rows_last
@@ -108,7 +108,7 @@ class CertifiedVecEnv:
 
     def step_async(self, actions: np.ndarray) -> None:
         """Keep actions of shape (B, m) for `step_wait`."""
-        self._pending = actions
+        self._pending = check_array(actions, "action", finite=False)
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         """Advance all worlds, and reset those whose episode has ended.
@@ -118,7 +118,10 @@ class CertifiedVecEnv:
         tuple
             Observations float32 of shape (B, o), rewards float32 of shape (B,), dones, one dictionary a world.
         """
+        if self._pending is None:
+            raise NotResetError("no actions are waiting", where="step_wait", instead="Call step_async first.")
         seen, reward, _, truncated = self._core.step(rows_last(self._pending))
+        self._pending = None
         observations = self._cast(seen)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if self._core.idle:
@@ -175,6 +178,10 @@ class Float32View(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
     """
 
     def __init__(self, env: gym.Env) -> None:
+        core_of(env)
+        if not isinstance(env, gym.Env):
+            what = f"{type(env).__name__} holds more than one world"
+            raise ParameterError(what, where="Float32View", instead="Use CertifiedVecEnv, which is float32 itself.")
         super().__init__(env)
         self.observation_space, self.action_space = spaces_of(env.unwrapped.plant.problem, np.float32)
 
@@ -185,5 +192,5 @@ class Float32View(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Advance by one step with an action of shape (m,); the observation is float32 of shape (o,)."""
-        observation, *rest = self.env.step(np.asarray(action))
+        observation, *rest = self.env.step(action)
         return observation.astype(np.float32), *rest

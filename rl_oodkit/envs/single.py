@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from ..core.errors import ParameterError, check_integer
+from ..core.errors import ParameterError, check_integer, shown
 from .core import EpisodeCore
 from .plant import check_render_mode, frame_of, gym_spec, metadata_of, plant_of, spaces_of
 from ..oracles.fixture import Fixture
@@ -59,13 +59,15 @@ def refuse_options(options: Any, known: tuple[str, ...] = ()) -> dict[str, Any]:
     Raises
     ------
     ParameterError
-        If there is an option that the shell does not have.
+        If the options are no dictionary, or there is one that the shell does not have.
 
     Examples
     --------
     >>> refuse_options(None)
     {}
     """
+    if options is not None and not isinstance(options, dict):
+        raise ParameterError(f"options is {shown(options)}", where="reset", instead="Give a dictionary, or nothing.")
     unknown = [name for name in options or {} if name not in known]
     if unknown:
         have = f"Options are: {', '.join(known)}." if known else "There are no options."
@@ -124,6 +126,8 @@ class CertifiedEnv(gym.Env[np.ndarray, np.ndarray]):
         self.metadata = metadata_of(self.plant)
         self.observation_space, self.action_space = spaces_of(self.plant.problem)
         self.spec = gym_spec(self.plant, render_mode=render_mode)
+        if not isinstance(compiled, bool):
+            raise ParameterError(f"compiled is {shown(compiled)}", instead="Use True or False.")
         self._core = EpisodeCore(self.plant.problem, 1, compiled)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:

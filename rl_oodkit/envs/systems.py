@@ -80,9 +80,9 @@ class SystemSpec:
         if self.tau is None:
             leverage = self.discount * self.dt**2 / self.action_cost
             fill(self, {"tau": balanced_tau(leverage, check_positive(self.growth, "growth"), self.discount)})
-        check_fraction(self.tau, "tau")
+        check_fraction(check_number(self.tau, "tau"), "tau")
         if self.growth is not None:
-            check_number(self.growth, "growth")
+            check_positive(self.growth, "growth")
 
 
 @dataclass(frozen=True)

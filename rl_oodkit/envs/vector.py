@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from ..core.errors import ParameterError
+from ..core.errors import ParameterError, check_array, shown
 from .core import EpisodeCore
 from .plant import check_render_mode, frame_of, metadata_of, plant_of, spaces_of
 from .single import refuse_options, root_seed
@@ -24,10 +24,10 @@ def _autoreset(mode: Any) -> AutoresetMode:
     """Return one of the two modes, or raise."""
     try:
         found = AutoresetMode(mode)
-    except ValueError:
+    except (ValueError, TypeError):  # a TypeError where the value cannot be compared
         found = AutoresetMode.DISABLED
     if found is AutoresetMode.DISABLED:
-        raise ParameterError(f"autoreset_mode is {mode!r}", instead="Use AutoresetMode.NEXT_STEP or SAME_STEP.")
+        raise ParameterError(f"autoreset_mode is {shown(mode)}", instead="Use AutoresetMode.NEXT_STEP or SAME_STEP.")
     return found
 
 
@@ -68,7 +68,7 @@ def rows_last(actions: Any) -> np.ndarray:
     >>> rows_last([[1.0], [2.0]]).tolist()
     [[1.0, 2.0]]
     """
-    return np.ascontiguousarray(np.asarray(actions).T)
+    return np.ascontiguousarray(check_array(actions, "action", finite=False).T)
 
 # %% ../../nbs/envs/02_vector.ipynb #final-infos
 def _final_infos(observations: np.ndarray, ended: np.ndarray) -> dict[str, Any]:

@@ -298,7 +298,9 @@ def make_injector(injector: str | Injector, strength: float | str | None = None,
     if isinstance(strength, str) and strength not in levels:
         instead = f"Levels are {', '.join(levels) or 'none'}."
         raise StrengthError(f"there is no level {strength!r}", where=f"injector {injector!r}", instead=instead)
-    return make("injector", injector, strength=levels.get(strength, strength), **parameters)
+    return make(
+        "injector", injector, strength=levels[strength] if isinstance(strength, str) else strength, **parameters
+    )
 
 
 def injector_id(injector: Injector) -> str:

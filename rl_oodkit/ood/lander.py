@@ -21,6 +21,7 @@ from gymnasium.envs.box2d import lunar_lander as _module
 
 from ..core.errors import StrengthError
 from ..core.registry import register
+from ..envs.lander import swift_lander
 from .contract import InjectionSpec, Injector, SensorScale
 from .sensors import ObservationLaw
 
@@ -47,7 +48,7 @@ def lunar_lander() -> gym.Env:
     >>> lunar_lander().spec.max_episode_steps
     1000
     """
-    return gym.make("LunarLander-v3", disable_env_checker=True)
+    return swift_lander()
 
 # %% ../../nbs/ood/07_lander.ipynb #changed
 @contextmanager
@@ -393,8 +394,6 @@ class Swap(ObservationLaw):
 
     def observe(self, state: SimpleNamespace, observation: np.ndarray, c: float) -> np.ndarray:
         """Exchange the pair; see `Injector.observe`."""
-        out = observation.copy()
-        if self.at(c):
-            i, j = self.pairs[self.at(c) - 1]
-            out[[i, j]] = out[[j, i]]
-        return out
+        i, j = self.pairs[self.at(c) - 1] if self.at(c) else (0, 0)
+        order = {i: j, j: i}
+        return observation[[order.get(k, k) for k in range(len(observation))]]

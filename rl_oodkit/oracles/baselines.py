@@ -13,9 +13,9 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
-from ..core.errors import ParameterError
+from ..core.errors import ShapeError, check_array, check_integer, check_real
 from ..core.seeds import stream
-from .fixture import Fixture, Oracle
+from .fixture import Fixture, Oracle, as_fixture
 
 # %% ../../nbs/oracles/07_baselines.ipynb #statepolicy
 @runtime_checkable
@@ -42,6 +42,9 @@ class ZeroPolicy:
     m: int  # actions
     name: str = "zero"
 
+    def __post_init__(self) -> None:
+        check_integer(self.m, "number of actions", minimum=1)
+
     def act(self, s: np.ndarray) -> np.ndarray:
         """Return zeros, float array of shape (m, B)."""
         return np.zeros((self.m, s.shape[1]), s.dtype)
@@ -66,7 +69,10 @@ class UniformPolicy:
     name = "random"
 
     def __init__(self, low: np.ndarray, high: np.ndarray, seed: int = 0) -> None:
-        self.low, self.high = np.asarray(low)[:, None], np.asarray(high)[:, None]
+        low, high = (check_array(x, name, ndim=1, min_rows=1) for x, name in ((low, "low"), (high, "high")))
+        if low.shape != high.shape:
+            raise ShapeError(f"low has {len(low)} numbers, high {len(high)}", instead="Give one each an action.")
+        self.low, self.high = low[:, None], high[:, None]
         self.rng = stream(seed, "uniform-policy")
 
     def act(self, s: np.ndarray) -> np.ndarray:
@@ -94,8 +100,7 @@ class ScaledOracle:
     gain: float = 1.0  # 1 is the optimum
 
     def __post_init__(self) -> None:
-        if not math.isfinite(self.gain):
-            raise ParameterError(f"the gain is {self.gain}", where="ScaledOracle", instead="Use a finite number.")
+        check_real(self.gain, "gain")
 
     @property
     def name(self) -> str:
@@ -142,6 +147,9 @@ class RotatedOracle:
     oracle: Oracle  # whose action
     angle: float  # rad
 
+    def __post_init__(self) -> None:
+        check_real(self.angle, "angle")
+
     @property
     def name(self) -> str:
         """Return the row label."""
@@ -170,6 +178,9 @@ class DeadZoneOracle:
 
     oracle: Oracle  # whose action
     width: float  # in units of the action
+
+    def __post_init__(self) -> None:
+        check_real(self.width, "width", low=0.0)
 
     @property
     def name(self) -> str:
@@ -203,7 +214,7 @@ def baseline_policies(fixture: Fixture, seed: int = 0) -> list[StatePolicy]:
     >>> callable(baseline_policies)
     True
     """
-    oracle, problem = fixture.oracle, fixture.problem
+    oracle, problem = as_fixture(fixture).oracle, fixture.problem
     gains = [ScaledOracle(oracle, g) for g in (1.0, 1.02, 1.1, 1.3, 0.98, 0.9, 0.7, 0.5)]
     width = 0.02 * float(problem.action_high.min())
     spoilt = [RotatedOracle(oracle, 0.2), DeadZoneOracle(oracle, width)]

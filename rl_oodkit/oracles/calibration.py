@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ParameterError, check_fraction
+from ..core.errors import ParameterError, check_fraction, check_real, shown
 from .baselines import StatePolicy, ZeroPolicy, oracle_policy
+from .fixture import as_fixture
 from .linearisation import open_loop_growth
 from .problem import Problem
 from .regret import evaluate
+from .rollouts import world_seeds
 from .scores import settling
 
 # %% ../../nbs/oracles/08_calibration.ipynb #zero-ratio
@@ -90,6 +92,9 @@ def calibrate(
     True
     """
     check_fraction(tol, "tol")
+    if not callable(family):
+        raise ParameterError(f"the family is {shown(family)}", instead="Give a function that makes a fixture.")
+    low, high, target = (check_real(x, name) for x, name in ((low, "low"), (high, "high"), (target, "target")))
     if not (0 < low < high and target > 1):
         raise ParameterError(f"no bracket for {target} from {low} to {high}", instead="Use 0 < low < high, target > 1.")
     ratios = [_ratio(family(scale), seeds) for scale in (low, high)]
@@ -200,9 +205,10 @@ def measure_difficulty(fixture: Any, seeds: Sequence[int]) -> Difficulty:
     >>> "unclipped" in measure_difficulty(small_fixture(action_bound=0.1), range(4)).failures
     True
     """
+    seeds = world_seeds(seeds)
     if len(seeds) < 2:
         raise ParameterError("one seed gives no interval", where="measure_difficulty", instead="Use two or more.")
-    problem, tau = fixture.problem, fixture.oracle.model.tau
+    problem, tau = as_fixture(fixture).problem, fixture.oracle.model.tau
     growth, explosion = open_loop_growth(problem)
     short, long = zero_ratios(fixture, seeds)
     clip_rate, reach, largest, z = _oracle_rows(fixture, seeds)

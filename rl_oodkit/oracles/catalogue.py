@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..core import registry
-from ..core.errors import ParameterError, UnknownIdError
+from ..core.errors import ParameterError, UnknownIdError, shown
 from .fixture import Fixture, of
 
 # %% ../../nbs/oracles/21_catalogue.ipynb #read-settings
@@ -38,6 +38,8 @@ def read_settings(words: Sequence[str]) -> dict[str, Any]:
     >>> read_settings(["level=hard", "p=0.5"])
     {'level': 'hard', 'p': 0.5}
     """
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) for word in words):
+        raise ParameterError(f"the settings are {shown(words)}", instead="Give a list of texts such as level=hard.")
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -94,6 +96,8 @@ def fixtures_of(ids: Sequence[str], **params: Any) -> list[Fixture]:
     ...
     rl_oodkit.core.errors.UnknownIdError: ...
     """
+    if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
+        raise ParameterError(f"the ids are {shown(ids)}", instead="Give a list of ids.")
     if not (ids or certified_ids()):
         raise UnknownIdError("no certified environment is registered", instead="Import the module that registers one.")
     for env_id in ids:

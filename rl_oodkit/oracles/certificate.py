@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..core.errors import ForeignFileError, ParameterError, check_integer
+from ..core.errors import ForeignFileError, ParameterError, check_integer, shown
 from ..core.files import sha256_file
 from ..core.progress import track
 from ..core.spec import content_hash, from_dict, to_dict
@@ -45,6 +45,7 @@ from rl_oodkit.oracles.gates import (
     note_growth,
     perturbation_table,
 )
+from .fixture import as_fixture
 from .linearisation import check_riccati
 from .regret import evaluate
 from .simulation import check_simulation
@@ -143,6 +144,10 @@ class Certificate:
     @classmethod
     def from_json(cls, text: str) -> "Certificate":
         """Read a record from JSON text; raises ParameterError if it is none."""
+        if not isinstance(text, str):
+            raise ParameterError(
+                f"{shown(text)} is no text", where="Certificate", instead="Give what to_json returned."
+            )
         try:
             return from_dict(cls, _read(json.loads(text)))
         except (json.JSONDecodeError, RecursionError) as reason:
@@ -297,7 +302,7 @@ def certify(fixture: Any, *, states: int = 1000, draws: int = 200_000, worlds: i
     Raises
     ------
     ParameterError
-        If a count is too small.
+        If a count is too small or too large, the seed is negative, or the fixture is none.
 
     Examples
     --------
@@ -306,10 +311,12 @@ def certify(fixture: Any, *, states: int = 1000, draws: int = 200_000, worlds: i
     True
     """
     counts = {
-        "states": check_integer(states, "states", minimum=16),
-        "draws": check_integer(draws, "draws", minimum=400),
-        "worlds": check_integer(worlds, "worlds", minimum=2),
+        "states": check_integer(states, "states", minimum=16, maximum=10**6),
+        "draws": check_integer(draws, "draws", minimum=400, maximum=10**8),
+        "worlds": check_integer(worlds, "worlds", minimum=2, maximum=10**6),
     }
+    as_fixture(fixture)
+    seed = check_integer(seed, "seed", minimum=0, maximum=None)
     table: list[Any] = []
     where = domain_states(fixture, states, seed=seed)
     first = FIRST_WORLD + seed * worlds

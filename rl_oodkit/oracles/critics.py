@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import NonFiniteError, ParameterError, ShapeError
+from ..core.errors import NonFiniteError, ParameterError, ShapeError, check_array, check_integer, shown
 from ..core.seeds import stream
 from .baselines import StatePolicy
-from .rollouts import check_same_fixture
+from .rollouts import check_policy, raw_actions
 
 # %% ../../nbs/oracles/15_critics.ipynb #error-summary
 ValueFunction = Callable[[np.ndarray], np.ndarray]
@@ -62,7 +62,8 @@ def summarise_error(estimate: np.ndarray, truth: np.ndarray) -> ErrorSummary:
     >>> summarise_error(np.zeros(2), np.array([-1.0, 1.0])).relative
     1.0
     """
-    estimate = np.asarray(estimate, dtype=np.float64)
+    estimate = check_array(estimate, "the critic's answer", finite=False, dtype=np.float64)
+    truth = check_array(truth, "the truth", ndim=1, min_rows=1)
     if estimate.shape != truth.shape:
         raise ShapeError(f"the critic answers {estimate.shape} for {truth.shape} states", instead="Answer one each.")
     if not np.isfinite(estimate).all():
@@ -78,6 +79,14 @@ def _mean_ahead(fixture: Any, value: ValueFunction, s: np.ndarray, a: np.ndarray
     for noise in w:
         total += value(fixture.problem.step(s, a, noise))
     return total / len(w)
+
+
+def _checked_states(fixture: Any, states: Any) -> np.ndarray:
+    """Return states as float64 of shape (n, B), or raise."""
+    states = check_array(states, "states", ndim=2, dtype=np.float64)
+    if len(states) != fixture.problem.n or not states.shape[1]:
+        raise ShapeError(f"states has shape {states.shape}", instead=f"Make it ({fixture.problem.n}, B), B 1 or more.")
+    return states
 
 
 def expected_residual(
@@ -125,9 +134,10 @@ def expected_residual(
     >>> abs(bias) < 0.05 and abs(square) < 0.01
     True
     """
-    check_same_fixture(fixture, policy)
-    problem = fixture.problem
-    a = problem.clip(np.asarray(policy.act(states), dtype=np.float64))
+    check_policy(fixture, policy)
+    problem, states = fixture.problem, _checked_states(fixture, states)
+    draws = check_integer(draws, "draws", minimum=1, maximum=2**24 // states.shape[1])
+    a = problem.clip(raw_actions(problem, policy, states))
     drawn = problem.noise(stream(seed, "critic-noise"), 2 * draws * states.shape[1])
     w = drawn.reshape(problem.q, 2 * draws, -1).swapaxes(0, 1)
     now = problem.cost(states, a) - value(states)
@@ -191,7 +201,7 @@ def audit_critic(
     ForeignFixtureError
         If the policy belongs to another fixture.
     ParameterError
-        If neither `value` nor `q_value` is given.
+        If neither `value` nor `q_value` is given, or one is no function.
     ShapeError
         If the critic's answers have a wrong shape.
     NonFiniteError
@@ -207,19 +217,22 @@ def audit_critic(
     """
     if value is None and q_value is None:
         raise ParameterError("there is no critic", where="audit_critic", instead="Give value, q_value or both.")
-    check_same_fixture(fixture, policy)
-    oracle, problem = fixture.oracle, fixture.problem
+    for critic in (value, q_value):
+        if critic is not None and not callable(critic):
+            raise ParameterError(f"{shown(critic)} is no critic", where="audit_critic", instead="Give a function.")
+    check_policy(fixture, policy)
+    oracle, problem, states = fixture.oracle, fixture.problem, _checked_states(fixture, states)
 
     def chosen(s: np.ndarray) -> np.ndarray:
         """Return the policy's actions as they are executed."""
-        return problem.clip(np.asarray(policy.act(s), dtype=np.float64))
+        return problem.clip(raw_actions(problem, policy, s))
 
     marks: list[ErrorSummary | None] = [None, None, None]
     if value is not None:
-        marks[0] = summarise_error(value(states), oracle.value(states))
+        marks[0] = summarise_error(value(states.copy()), oracle.value(states))
     if q_value is not None:
         for i, a in enumerate((chosen(states), oracle.action(states)), 1):
-            marks[i] = summarise_error(q_value(states, a), oracle.q_value(states, a))
+            marks[i] = summarise_error(q_value(states.copy(), a.copy()), oracle.q_value(states, a))
     ahead = value if value is not None else (lambda s: q_value(s, chosen(s)))  # type: ignore[misc]
     residual = expected_residual(fixture, ahead, policy, states, draws=draws, seed=seed)
     return CriticAudit(*marks, *residual)

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
-from ..core.errors import ParameterError, check_fraction
+from ..core.errors import ParameterError, check_fraction, check_real, shown
 from .baselines import StatePolicy, oracle_policy
 from .regret import Evaluation, evaluate
 from .scores import check_matched
@@ -104,6 +104,9 @@ def estimator_table(
     return pd.DataFrame(rows, columns=["policy", "estimator", "episodes", "mean", "sd", "se", "worth"])
 
 # %% ../../nbs/oracles/14_estimators.ipynb #episodes-needed
+_HOPELESS = 1e12  # standard deviations in a difference: the answer would be beyond all numbers of episodes
+
+
 def episodes_needed(difference: float, sd: float, *, level: float = 0.05, power: float = 0.8) -> int:
     """Return the number of episodes for each policy that a test of their difference needs.
 
@@ -138,10 +141,16 @@ def episodes_needed(difference: float, sd: float, *, level: float = 0.05, power:
     16
     """
     level, power = check_fraction(level, "level"), check_fraction(power, "power")
-    if not difference or not math.isfinite(difference) or not 0 <= sd < math.inf:
-        said = f"the difference is {difference} and its standard deviation {sd}"
-        raise ParameterError(said, where="episodes_needed", instead="Both must be finite, the difference not 0.")
-    return max(2, math.ceil(((norm.isf(level / 2) + norm.isf(1 - power)) * sd / difference) ** 2))
+    difference, sd = check_real(difference, "difference"), check_real(sd, "sd", low=0.0)
+    if not difference:
+        raise ParameterError(
+            "the difference is 0", where="episodes_needed", instead="Equal policies cannot be told apart."
+        )
+    ratio = float((norm.isf(level / 2) + norm.isf(1 - power)) * np.float64(sd) / abs(difference))
+    if not ratio < _HOPELESS:
+        said = f"{shown(sd)} is too much for a difference of {shown(difference)}"
+        raise ParameterError(said, where="episodes_needed", instead="No number of episodes tells them apart.")
+    return max(2, math.ceil(ratio**2))
 
 
 def separation_table(

@@ -16,7 +16,15 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from ..core.errors import NonFiniteError, ParameterError, ShapeError, check_array
+from rl_oodkit.core.errors import (
+    NonFiniteError,
+    ParameterError,
+    ShapeError,
+    check_array,
+    check_fraction,
+    check_integer,
+    shown,
+)
 from ..core.seeds import stream
 from ..stats.aggregate import iqm
 from ..stats.bootstrap import percentile_interval
@@ -46,6 +54,14 @@ def _check_table(x: np.ndarray, name: str) -> np.ndarray:
 
 # %% ../../nbs/oracles/13_intervals.ipynb #two-level-bootstrap
 STATISTICS = ("mean", "iqm", "median")
+
+
+def _check_options(statistic: Any, resamples: Any) -> None:
+    """Raise for an unknown statistic or a number of resamples that is none."""
+    if not isinstance(statistic, str) or statistic not in STATISTICS:
+        said = f"Use one of {', '.join(STATISTICS)}."
+        raise ParameterError(f"there is no statistic {shown(statistic)}", instead=said)
+    check_integer(resamples, "resamples", minimum=1, maximum=1_000_000)
 
 
 def _counts(rng: np.random.Generator, n: int, resamples: int) -> np.ndarray:
@@ -88,7 +104,7 @@ def two_level_bootstrap(
     NonFiniteError
         If a seed diverged.
     ParameterError
-        If the statistic is unknown.
+        If the statistic is unknown, or another option is no such thing.
 
     References
     ----------
@@ -101,8 +117,9 @@ def two_level_bootstrap(
     array([2., 2.])
     """
     x = _check_table(x, "x")
-    if statistic not in STATISTICS:
-        raise ParameterError(f"there is no statistic {statistic!r}", instead=f"Use one of {', '.join(STATISTICS)}.")
+    _check_options(statistic, resamples)
+    if not isinstance(rng, np.random.Generator):
+        raise ParameterError(f"rng is {shown(rng)}", instead="Give a numpy.random.Generator.")
     seeds, starts = x.shape
     per_seed = _counts(rng, starts, resamples) @ x.T / starts
     return _summaries(per_seed, rng.integers(seeds, size=(resamples, seeds)), statistic)
@@ -160,6 +177,10 @@ def describe_seeds(
     ------
     ShapeError
         If there is no seed or no start.
+    ParameterError
+        If the statistic is unknown, or the level or the number of resamples is none.
+    ParameterError
+        If the statistic is unknown, or another option is no such thing.
 
     Examples
     --------
@@ -167,13 +188,17 @@ def describe_seeds(
     >>> found.low < found.estimate < found.high
     True
     """
+    _check_options(statistic, resamples)
+    level = check_fraction(level, "level")
     x = check_array(x, "x", ndim=2, dtype=np.float64, finite=False, min_rows=1)
     if not x.shape[1]:
         raise ShapeError("x has no starts", instead="Evaluate in one world or more.")
+    if statistic not in STATISTICS:
+        raise ParameterError(f"there is no statistic {statistic!r}", instead=f"Use one of {', '.join(STATISTICS)}.")
     means = x.mean(axis=1)
     bad = int((~np.isfinite(means)).sum())
     estimates = {"mean": np.mean, "median": np.median, "iqm": lambda v: iqm(v[:, None]) if not bad else np.inf}
-    facts = (len(x), bad, float(estimates.get(statistic, np.mean)(means)), float(np.median(means)))
+    facts = (len(x), bad, float(estimates[statistic](means)), float(np.median(means)))
     try:
         samples = two_level_bootstrap(x, stream(seed, "two-level"), statistic=statistic, resamples=resamples)
     except (TooFewSeedsError, NonFiniteError) as error:
@@ -182,14 +207,18 @@ def describe_seeds(
     return SeedSummary(*facts, float(low), float(high), "")
 
 # %% ../../nbs/oracles/13_intervals.ipynb #compare-learners
-def _difference(x: np.ndarray, y: np.ndarray, rng: np.random.Generator, resamples: int) -> tuple[float, float]:
-    """Return the interval of a difference of means, with starts drawn once for both."""
+def _difference(x: np.ndarray, y: np.ndarray, rng: np.random.Generator, resamples: int) -> tuple[float, float, float]:
+    """Return interval and p-value of a difference of means, with starts drawn once for both."""
     starts = _counts(rng, x.shape[1], resamples) / x.shape[1]
     drawn = [
         np.einsum("bs,be,se->b", _counts(rng, len(z), resamples) / len(z), starts, z, optimize=True) for z in (x, y)
     ]
-    low, high = percentile_interval(drawn[0] - drawn[1], clusters=min(len(x), len(y)))
-    return float(low), float(high)
+    fewest, apart = min(len(x), len(y)), abs(float(x.mean() - y.mean()))
+    low, high = percentile_interval(drawn[0] - drawn[1], clusters=fewest)
+    spread = float((drawn[0] - drawn[1]).std()) * np.sqrt(fewest / (fewest - 1))
+    if spread <= 1e-12 * max(apart, 1e-300):
+        return float(low), float(high), float(apart == 0)
+    return float(low), float(high), float(2 * stats.t.sf(apart / spread, fewest - 1))
 
 
 def compare_learners(losses: Mapping[str, np.ndarray], *, resamples: int = 2000, seed: int = 0) -> Any:
@@ -207,8 +236,8 @@ def compare_learners(losses: Mapping[str, np.ndarray], *, resamples: int = 2000,
     Returns
     -------
     pandas.DataFrame
-        One row a pair: first, second, difference (first minus second), low, high, p (Welch on the means of the
-        seeds), p_holm.
+        One row a pair: first, second, difference (first minus second), low, high, p (two-sided, from the spread of the
+        same resamples of seeds and starts, with as many degrees of freedom as the fewest seeds less one), p_holm.
 
     Raises
     ------
@@ -221,7 +250,7 @@ def compare_learners(losses: Mapping[str, np.ndarray], *, resamples: int = 2000,
 
     References
     ----------
-    Welch (1947), Biometrika 34; Holm (1979), Scandinavian Journal of Statistics 6.
+    Owen (2007), Annals of Applied Statistics 1; Holm (1979), Scandinavian Journal of Statistics 6.
 
     Examples
     --------
@@ -229,15 +258,17 @@ def compare_learners(losses: Mapping[str, np.ndarray], *, resamples: int = 2000,
     >>> float(rows.difference[0])
     3.5
     """
+    if not isinstance(losses, Mapping):
+        raise ParameterError(f"the losses are {shown(losses)}", instead="Map names to arrays.")
+    _check_options("mean", resamples)
     tables = {name: _check_table(x, name) for name, x in losses.items()}
     if len({x.shape[1] for x in tables.values()}) > 1:
         raise ShapeError("the learners were evaluated in different numbers of starts", instead="Use the same seeds.")
     rows = []
     for first, second in combinations(tables, 2):
         x, y = tables[first], tables[second]
-        p = stats.ttest_ind(x.mean(axis=1), y.mean(axis=1), equal_var=False).pvalue if x.std() + y.std() else np.nan
-        low, high = _difference(x, y, stream(seed, first, second), resamples)
-        rows.append((first, second, float(x.mean() - y.mean()), low, high, float(p)))
+        found = _difference(x, y, stream(seed, first, second), resamples)
+        rows.append((first, second, float(x.mean() - y.mean()), *found))
     frame = pd.DataFrame(rows, columns=["first", "second", "difference", "low", "high", "p"])
     return frame.assign(p_holm=holm(frame["p"].to_numpy()))
 

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..core.errors import ParameterError, ShapeError, UnknownIdError, check_array, check_integer
+from ..core.errors import ParameterError, ShapeError, UnknownIdError, check_array, check_integer, shown
 from ..core.seeds import fast_stream
 from .factors import ConstantMap
 from .plans import add_rows, run_of
@@ -25,6 +25,13 @@ from .tape import Program, Tape, larger, smaller, tape_for
 
 # %% ../../nbs/oracles/05_problem.ipynb #starts
 Start = Callable[[np.random.Generator, int], np.ndarray]
+
+
+def _check_pair(x: Any, y: Any, *names: str) -> None:
+    """Raise if two rows of numbers do not describe the same coordinates."""
+    x, y = (check_array(row, name, ndim=1, min_rows=1) for row, name in zip((x, y), names, strict=True))
+    if len(x) != len(y):
+        raise ShapeError(f"{names[0]} has {len(x)} numbers, {names[1]} {len(y)}", instead="Give one each a coordinate.")
 
 
 @dataclass(frozen=True)
@@ -39,6 +46,9 @@ class UniformStart:
 
     low: tuple[float, ...]  # one bound a coordinate, in its unit
     high: tuple[float, ...]  # the other
+
+    def __post_init__(self) -> None:
+        _check_pair(self.low, self.high, "low", "high")
 
     def __call__(self, rng: np.random.Generator, worlds: int) -> np.ndarray:
         """Draw states, float64 of shape (n, worlds)."""
@@ -58,6 +68,11 @@ class NormalStart:
 
     mean: tuple[float, ...]  # in the coordinates' units
     std: tuple[float, ...]  # in the same units
+
+    def __post_init__(self) -> None:
+        _check_pair(self.mean, self.std, "mean", "std")
+        if min(self.std, default=0) < 0:
+            raise ParameterError(f"std is {min(self.std)}", where="NormalStart", instead="Use 0 or more.")
 
     def __call__(self, rng: np.random.Generator, worlds: int) -> np.ndarray:
         """Draw states, float64 of shape (n, worlds)."""
@@ -121,9 +136,9 @@ class Problem(ABC):
 
     def with_start(self, name: str) -> Self:
         """Return the same problem with another start distribution."""
-        if name not in self.starts:
+        if not isinstance(name, str) or name not in self.starts:
             known = ", ".join(sorted(self.starts))
-            raise UnknownIdError(f"there is no start {name!r}", instead=f"Use one of {known}.")
+            raise UnknownIdError(f"there is no start {shown(name)}", instead=f"Use one of {known}.")
         other = copy.copy(self)
         other.start = name
         return other
@@ -206,6 +221,8 @@ class QuadraticProblem(Problem):
         state_names: Sequence[str] | None = None,
         action_names: Sequence[str] | None = None,
     ) -> None:
+        if not isinstance(model, Converse):
+            raise ParameterError(f"the model is {shown(model)}", where="QuadraticProblem", instead="Give a Converse.")
         self.model, self.dtype = model, model.dtype
         self.n, self.m, self.q = model.n, model.m, len(model.noise.rows)
         self.discount = model.discount
@@ -265,10 +282,12 @@ class QuadraticProblem(Problem):
 
     def with_dtype(self, dtype: Any) -> "QuadraticProblem":
         """Return the same problem in another floating-point type, for rollouts that may be less exact."""
-        if np.dtype(dtype) not in (np.float32, np.float64):
-            raise ParameterError(
-                f"{dtype} is no type for states", where="with_dtype", instead="Use float32 or float64."
-            )
+        try:
+            known = dtype is not None and np.dtype(dtype) in (np.float32, np.float64)
+        except (TypeError, ValueError):
+            known = False
+        if not known:
+            raise ParameterError(f"{shown(dtype)} is no type for states", instead="Use np.float32 or np.float64.")
         other = QuadraticProblem(
             replace(self.model, dtype=np.dtype(dtype).type),
             self.horizon,
@@ -292,18 +311,23 @@ def _bounds(bound: Any, m: int) -> np.ndarray:
 
 def _checked_starts(starts: Mapping[str, Start], n: int) -> dict[str, Start]:
     """Return the start distributions after trying each of them once."""
+    if not isinstance(starts, Mapping) or not all(callable(start) for start in starts.values()):
+        raise ParameterError(f"the starts are {shown(starts)}", instead="Map names to start distributions.")
     missing = {"train", "test"} - set(starts)
     if missing:
         raise ParameterError(f"there is no start {sorted(missing)}", instead="Declare both 'train' and 'test'.")
     for name, start in starts.items():
-        drawn = np.shape(start(fast_stream(0, "try"), 2))
-        if drawn != (n, 2):
-            raise ShapeError(f"start {name!r} gives {drawn} for two worlds", instead=f"Return shape ({n}, 2).")
+        drawn = check_array(start(fast_stream(0, "try"), n + 1), f"start {name!r}").shape
+        if drawn != (n, n + 1):
+            said = f"Return shape ({n}, {n + 1})."
+            raise ShapeError(f"start {name!r} gives {drawn} for {n + 1} worlds", instead=said)
     return dict(starts)
 
 
 def _names(names: Sequence[str] | None, letter: str, count: int) -> tuple[str, ...]:
     """Return one name each, made up where none is given."""
+    if names is not None and not (isinstance(names, (tuple, list)) and all(isinstance(x, str) for x in names)):
+        raise ParameterError(f"the names are {shown(names)}", instead="Give a list of texts.")
     names = tuple(f"{letter}{i}" for i in range(count)) if names is None else tuple(names)
     if len(names) != count:
         raise ShapeError(f"there are {len(names)} names", where=str(names), instead=f"Give {count}.")

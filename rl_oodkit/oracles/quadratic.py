@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.errors import ParameterError, ShapeError, check_array
+from ..core.errors import ParameterError, ShapeError, check_array, shown
 from ..core.seeds import stream
 from .factors import ConstantMap, cholesky_rows, multiply_lower, solve_transposed, symmetric_parts
 from .noise import GaussianNoise
@@ -24,7 +24,7 @@ from .terms import Entry, Givens, gain_rows
 # %% ../../nbs/oracles/04_quadratic.ipynb #checked-matrices
 def _symmetric(x: Any, name: str, n: int | None = None) -> np.ndarray:
     """Return a symmetric float64 matrix, or raise."""
-    M = check_array(x, name, ndim=2, dtype=np.float64)
+    M = check_array(x, name, ndim=2, dtype=np.float64, min_rows=1)
     if M.shape[0] != M.shape[1] or (n is not None and len(M) != n):
         wanted = "square" if n is None else f"{n} x {n}"
         raise ShapeError(f"{name} has shape {M.shape}", where="Converse", instead=f"Make it {wanted}.")
@@ -46,10 +46,9 @@ def _definite(M: np.ndarray, name: str, strict: bool = True) -> np.ndarray:
 def _inside(x: Any, name: str, closed: bool) -> float:
     """Return a number in (0, 1), or in (0, 1] if closed."""
     value = float(check_array(x, name, ndim=0, dtype=np.float64))
-    if not (0 < value < 1 or (closed and value == 1)):
-        raise ParameterError(
-            f"{name} is {value}", where="Converse", instead=f"Use 0 < {name} {'<=' if closed else '<'} 1."
-        )
+    if not (1e-12 <= value < 1 or (closed and value == 1)):
+        said = f"Use 1e-12 <= {name} {'<=' if closed else '<'} 1."
+        raise ParameterError(f"{name} is {value}", where="Converse", instead=said)
     return value
 
 # %% ../../nbs/oracles/04_quadratic.ipynb #as-entries
@@ -60,6 +59,7 @@ def _as_entries(gain: Any, n: int, m: int) -> tuple[Entry, ...]:
         if matrix.shape != (n, m):
             raise ShapeError(f"the gain has shape {matrix.shape}", where="Converse", instead=f"Make it ({n}, {m}).")
         gain = tuple(Entry(int(i), int(j), float(matrix[i, j])) for i, j in zip(*np.nonzero(matrix), strict=True))
+    gain = tuple(e for e in gain if e.coef)
     outside = [e for e in gain if e.row >= n or e.col >= m or any(k >= n for _, k in e.factors)]
     if outside:
         raise ShapeError(f"{outside[0]} lies outside", where="Converse", instead=f"There are {n} states, {m} actions.")
@@ -74,18 +74,32 @@ Swirl = tuple[Givens, ...] | np.ndarray | Callable[[np.ndarray, np.ndarray], np.
 def _as_swirl(swirl: Swirl, n: int, dtype: Any) -> Swirl | ConstantMap:
     """Return the orthogonal map as a chain, a constant or a function of state and vector, or raise if it is none."""
     if isinstance(swirl, tuple):
-        if any(max(g.i, g.j) >= n for g in swirl):
+        if not all(isinstance(g, Givens) for g in swirl):
+            raise ParameterError(f"the swirl is {shown(swirl)}", where="Converse", instead="Give a tuple of Givens.")
+        if any(max(g.i, g.j, *(k for t in g.terms for k in (t.i, t.j))) >= n for g in swirl):
             raise ShapeError("a rotation lies outside the state", where="Converse", instead=f"There are {n} states.")
         return swirl
     mapped = swirl if callable(swirl) else ConstantMap(_square(swirl, n), dtype)
     rng = stream(0, "orthogonality")
     s, x, y = rng.normal(size=(3, n, 32)).astype(dtype)
-    turned = [mapped(v) if isinstance(mapped, ConstantMap) else mapped(s, v) for v in (x, y)]
+    turned = [mapped(v) if isinstance(mapped, ConstantMap) else _tried(mapped, s, v) for v in (x, y)]
     before, after = (np.stack([(a * a).sum(0), (a * b).sum(0)]) for a, b in ((x, y), turned))
     rounding = 1e-9 * n if np.dtype(dtype) == np.float64 else 1e-4 * n
-    if any(v.shape != x.shape for v in turned) or not np.allclose(before, after, rtol=0, atol=rounding):
+    if not np.allclose(before, after, rtol=0, atol=rounding):
         raise ParameterError("S(s) is not orthogonal", where="Converse", instead="Keep lengths and angles, S'S = I.")
     return mapped
+
+
+def _tried(swirl: Callable[..., Any], s: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return S(s) x of a user's function, or raise if that is no array like x."""
+    try:
+        found = check_array(swirl(s.copy(), x.copy()), "S(s) x", finite=False)
+    except TypeError as reason:
+        said = "Give a function of states and vectors."
+        raise ParameterError(f"S cannot be called: {reason}", where="Converse", instead=said) from reason
+    if found.shape != x.shape:
+        raise ShapeError(f"S(s) x has shape {found.shape}", where="Converse", instead=f"Return {x.shape}, like x.")
+    return found
 
 
 def _square(swirl: Any, n: int) -> np.ndarray:
@@ -137,6 +151,28 @@ def _constant_factor(model: "Converse") -> tuple[ConstantMap, ConstantMap]:
         back = np.linalg.inv(root).T
     return ConstantMap(root, model.dtype), ConstantMap(back, model.dtype)
 
+# %% ../../nbs/oracles/04_quadratic.ipynb #line-of
+def _check_switches(exact: Any, dtype: Any) -> None:
+    """Raise if a switch is no boolean, or the arithmetic is none of states."""
+    if not isinstance(exact, bool):
+        raise ParameterError(f"exact is {shown(exact)}", where="Converse", instead="Use True or False.")
+    if not (dtype in (np.float32, np.float64) if isinstance(dtype, (type, np.dtype)) else False):
+        raise ParameterError(f"dtype is {shown(dtype)}", where="Converse", instead="Use np.float32 or np.float64.")
+
+
+def _line_of(model: "Converse") -> "_Line":
+    """Return the evaluation of a model, or raise where its numbers leave the arithmetic."""
+    said = "Rescale states and costs: sizes differ by too many powers of ten."
+    try:
+        line = _Line(model)
+    except np.linalg.LinAlgError as reason:
+        raise ParameterError(f"no drift follows: {reason}", where="Converse", instead=said) from reason
+    at = np.eye(model.n, dtype=model.dtype)
+    found = (*line.parts(at), model.P.astype(model.dtype), model.offset)
+    if not all(np.isfinite(x).all() for x in found):
+        raise ParameterError("drift, action or offset is not finite", where="Converse", instead=said)
+    return line
+
 # %% ../../nbs/oracles/04_quadratic.ipynb #converse
 @dataclass(frozen=True, eq=False)
 class Converse:
@@ -173,6 +209,7 @@ class Converse:
     dtype: Any = field(default=np.float64)  # arithmetic of drift and action
 
     def __post_init__(self) -> None:
+        _check_switches(self.exact, self.dtype)
         P, R = _definite(_symmetric(self.P, "P"), "P"), _definite(_symmetric(self.R, "R"), "R")
         Q = _definite(_symmetric(self.Q, "Q", len(P)), "Q", strict=False)
         if np.linalg.eigvalsh(P - Q).min() <= 0:
@@ -187,7 +224,8 @@ class Converse:
         values |= {"gain": _as_entries(self.gain, len(P), len(R))}
         for name, value in values.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "line", _Line(self))
+        with np.errstate(all="ignore"):
+            object.__setattr__(self, "line", _line_of(self))
 
     @property
     def n(self) -> int:

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ParameterError
+from ..core.errors import check_integer
 from .baselines import StatePolicy
-from .rollouts import Moment, check_same_fixture, rollout_states
+from .rollouts import Moment, check_length, check_policy, raw_actions, rollout_states, world_seeds
 
 # %% ../../nbs/oracles/11_regret.ipynb #evaluation
 @dataclass(frozen=True, eq=False)
@@ -87,13 +87,13 @@ class _Tally:
     def add(self, moment: Moment, problem: Any) -> None:
         """Add one step."""
         self.failed[~moment.alive & (self.failed < 0)] = moment.t
+        if moment.t == 0:
+            self.sums["start_value"][:] = self.fixture.oracle.value(moment.states)
         if not moment.alive.any():
             self.regret[moment.t] = np.inf
             return
         on = slice(None) if moment.alive.all() else moment.alive
         s, a, oracle = moment.states[:, on], moment.actions[:, on], self.fixture.oracle
-        if moment.t == 0:
-            self.sums["start_value"][:] = oracle.value(moment.states)
         missed, lost = _missed_and_lost(oracle, s, a)
         weight = problem.discount**moment.t
         parts = {"gap": lost, "cost": moment.costs[on], "error": np.linalg.norm(missed, axis=0), "error_m": lost**0.5}
@@ -162,7 +162,9 @@ def evaluate(
     ForeignFixtureError
         If the policy belongs to another fixture.
     ParameterError
-        If the horizon is shorter than 2.
+        If a seed, the horizon or the batch is no such integer.
+    ShapeError
+        If the policy does not answer one action a world.
 
     References
     ----------
@@ -175,14 +177,14 @@ def evaluate(
     >>> evaluate(small_fixture(), ZeroPolicy(1), range(4), horizon=10).gap_mean > 0
     True
     """
-    check_same_fixture(fixture, policy)
+    check_policy(fixture, policy)
     problem = fixture.problem if start is None else fixture.problem.with_start(start)
-    seeds = tuple(int(seed) for seed in seeds)
-    horizon = problem.horizon if horizon is None else horizon
-    if horizon < 2:
-        raise ParameterError(f"the horizon is {horizon}", where="evaluate", instead="Use two steps or more.")
+    seeds = world_seeds(seeds)
+    horizon = check_integer(problem.horizon if horizon is None else horizon, "horizon", minimum=2)
+    batch = check_integer(batch, "batch", minimum=1)
+    check_length(problem, min(batch, len(seeds)), horizon)
     parts, regret = [], np.zeros(horizon)
-    for first in range(0, max(len(seeds), 1), batch):
+    for first in range(0, len(seeds), batch):
         tally = _Tally(fixture, policy, len(seeds[first : first + batch]), horizon)
         for moment in rollout_states(problem, policy, seeds[first : first + batch], horizon):
             tally.add(moment, problem)
@@ -284,7 +286,13 @@ class PolicyError:
 
 
 def policy_error(
-    fixture: Any, policy: StatePolicy, seeds: Sequence[int], walker: StatePolicy, *, horizon: int | None = None
+    fixture: Any,
+    policy: StatePolicy,
+    seeds: Sequence[int],
+    walker: StatePolicy,
+    *,
+    horizon: int | None = None,
+    start: str | None = None,
 ) -> PolicyError:
     """Measure a policy's actions on the states that another policy visits.
 
@@ -300,6 +308,8 @@ def policy_error(
         Who walks, such as the oracle.
     horizon : int, optional
         Number of steps, the problem's own by default.
+    start : str, optional
+        Name of a start distribution, the problem's own by default.
 
     Returns
     -------
@@ -323,13 +333,14 @@ def policy_error(
     >>> policy_error(small_fixture(), best, [0, 1], best, horizon=5).euclid
     0.0
     """
-    check_same_fixture(fixture, policy)
-    check_same_fixture(fixture, walker)
-    problem, sums, weights = fixture.problem, np.zeros(2), 0.0
+    check_policy(fixture, policy)
+    check_policy(fixture, walker)
+    problem = fixture.problem if start is None else fixture.problem.with_start(start)
+    sums, weights = np.zeros(2), 0.0
     for moment in rollout_states(problem, walker, seeds, horizon):
         if not moment.alive.all():
             return PolicyError(walker.name, np.inf, np.inf)
-        a = problem.clip(np.asarray(policy.act(moment.states), dtype=np.float64))
+        a = problem.clip(raw_actions(problem, policy, moment.states))
         missed, lost = _missed_and_lost(fixture.oracle, moment.states, a)
         weight = problem.discount**moment.t
         sums += weight * np.array([np.linalg.norm(missed, axis=0).mean(), np.sqrt(lost).mean()])

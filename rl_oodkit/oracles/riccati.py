@@ -9,7 +9,7 @@ __all__ = ['unreachable_modes', 'riccati_residual', 'discounted_dare']
 import numpy as np
 import scipy.linalg
 
-from ..core.errors import ParameterError, ShapeError, check_array
+from ..core.errors import ParameterError, ShapeError, check_array, check_fraction, check_real
 
 # %% ../../nbs/oracles/02_riccati.ipynb #unreachable-modes
 def unreachable_modes(A: np.ndarray, B: np.ndarray) -> np.ndarray:
@@ -91,7 +91,7 @@ def discounted_dare(
     discount : float
         In (0, 1).
     p : float
-        Control authority, multiplies B.
+        Control authority, in (0, 1], multiplies B.
 
     Returns
     -------
@@ -103,7 +103,8 @@ def discounted_dare(
     Raises
     ------
     ParameterError
-        If the discount is outside (0, 1), a growing mode cannot be reached, or the residual exceeds 1e-9.
+        If discount or p lies outside its range, Q or R is not symmetric or not definite as required, a growing mode
+        cannot be reached, or the residual exceeds 1e-9.
     ShapeError
         If the shapes do not fit.
 
@@ -117,16 +118,21 @@ def discounted_dare(
     >>> round(P.item(), 6), round(K.item(), 6)
     (1.414214, 0.414214)
     """
-    if not 0 < discount < 1:
-        raise ParameterError(f"the discount is {discount}", where="discounted_dare", instead="Use a number in (0, 1).")
+    discount, p = check_fraction(discount, "discount"), check_real(p, "p", high=1.0)
+    if p <= 0:
+        raise ParameterError(f"p is {p}", where="discounted_dare", instead="Use a number in (0, 1].")
     A, B, Q, R = _fitting(A, B, Q, R)
     root = np.sqrt(discount)
     lost = unreachable_modes(root * A, root * p * B)
     if lost.size:
         listed = ", ".join(f"{v:.4g}" for v in lost)
         raise ParameterError(f"no action reaches the growing mode {listed}", instead="Change B, or lower the discount.")
-    P = scipy.linalg.solve_discrete_are(root * A, root * p * B, Q, R)
-    residual = riccati_residual(P, A, p * B, Q, R, discount)
+    try:
+        with np.errstate(all="ignore"):
+            P = scipy.linalg.solve_discrete_are(root * A, root * p * B, Q, R)
+            residual = riccati_residual(P, A, p * B, Q, R, discount)
+    except (np.linalg.LinAlgError, ValueError) as reason:
+        raise ParameterError(f"there is no solution: {reason}", instead="Rescale states and costs.") from reason
     if not residual <= 1e-9:
         raise ParameterError(f"the solution's residual is {residual:.1e}", instead="Rescale states and costs.")
     PB = p * P @ B
@@ -140,4 +146,13 @@ def _fitting(*matrices: np.ndarray) -> tuple[np.ndarray, ...]:
     for x, name, shape in ((A, "A", (n, n)), (Q, "Q", (n, n)), (R, "R", (m, m))):
         if x.shape != shape:
             raise ShapeError(f"{name} has shape {x.shape}", instead=f"B is {n} x {m}, so {name} must be {shape}.")
+    for x, name, least in ((Q, "Q", "semidefinite"), (R, "R", "definite")):
+        size = max(1e-300, float(np.abs(x).max(initial=0)))
+        lowest = float(np.linalg.eigvalsh((x + x.T) / 2).min(initial=np.inf)) if x.size else -np.inf
+        if np.abs(x - x.T).max(initial=0) > 1e-12 * size:
+            raise ParameterError(
+                f"{name} is not symmetric", where="discounted_dare", instead=f"Use ({name} + {name}.T) / 2."
+            )
+        if lowest < -1e-12 * size or (name == "R" and lowest <= 0):
+            raise ParameterError(f"{name} has the eigenvalue {lowest:.3g}", instead=f"Make it positive {least}.")
     return A, B, Q, R

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..core.errors import ParameterError
+from ..core.errors import ParameterError, shown
 from .baselines import ScaledOracle, StatePolicy, ZeroPolicy
+from .fixture import as_fixture
 from .regret import Evaluation, evaluate
 from .rollouts import ForeignFixtureError
 
@@ -69,7 +70,7 @@ def settling(fixture: Any, policy: StatePolicy, seeds: Sequence[int], *, start: 
     >>> settling(small_fixture(), ZeroPolicy(1), range(8)).settled
     True
     """
-    found = evaluate(fixture, policy, seeds, horizon=2 * fixture.problem.horizon, start=start)
+    found = evaluate(fixture, policy, seeds, horizon=2 * as_fixture(fixture).problem.horizon, start=start)
     value = float(found.start_value.mean())
     return Settling(value, value + float(found.gap_half.mean()), value + found.gap_mean, found.diverged)
 
@@ -112,7 +113,7 @@ def reference(fixture: Any, seeds: Sequence[int], *, start: str | None = None) -
     >>> reference(small_fixture(), range(8)).zero.settled
     True
     """
-    idle = ZeroPolicy(fixture.problem.m)
+    idle = ZeroPolicy(as_fixture(fixture).problem.m)
     found = settling(fixture, idle, seeds, start=start)
     name, policy = ("zero", idle) if found.settled else ("half-gain", ScaledOracle(fixture.oracle, 0.5))
     return Reference(name, evaluate(fixture, policy, seeds, start=start), found)
@@ -139,6 +140,9 @@ def check_matched(first: Evaluation, second: Evaluation) -> None:
     >>> found = evaluate(small_fixture(), ZeroPolicy(1), [0, 1], horizon=4)
     >>> check_matched(found, found)
     """
+    for one in (first, second):
+        if not isinstance(one, Evaluation):
+            raise ParameterError(f"{shown(one)} is no evaluation", instead="Make it with `evaluate`.")
     if first.fixture_digest != second.fixture_digest:
         raise ForeignFixtureError(
             f"{first.policy} was measured on {first.fixture_id} ({first.fixture_digest[:12]}) and "

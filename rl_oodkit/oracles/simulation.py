@@ -166,7 +166,7 @@ def check_simulation(
     fixture : Fixture
         Problem and oracle.
     states : float array of shape (n, B)
-        The first `count` are used.
+        The first `count` are used, the origin in place of the very first.
     draws : int
         Next states drawn at each state.
     count : int
@@ -196,7 +196,8 @@ def check_simulation(
     draws, problem = check_integer(draws, "draws", minimum=2), fixture.problem
     average, given, largest = [], [], 0.0
     for i in range(min(count, states.shape[1])):
-        state = np.ascontiguousarray(states[:, i])
+        # at the origin nothing but the noise is left of V, so an error in its share shows there first
+        state = np.ascontiguousarray(states[:, i]) if i else np.zeros(len(states))
         value = abs(float(fixture.oracle.value(state[:, None])[0]))
         floor, rng = 1e-13 * (1 + value), stream(seed, "simulation", i)
         r, w = sampled_residuals(fixture, state, draws, rng, fresh_memory=True)

@@ -9,10 +9,11 @@ __all__ = ['ARGUMENTS', 'FUNCTIONS', 'Term', 'angle', 'Givens', 'rotate', 'Entry
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from ..core.errors import ParameterError
+from ..core.errors import ParameterError, check_integer, check_real, shown
 
 # %% ../../nbs/oracles/00_terms.ipynb #argument-kinds
 ARGUMENTS: Mapping[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = MappingProxyType(
@@ -29,6 +30,12 @@ FUNCTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = MappingProxyType(
 )
 
 # %% ../../nbs/oracles/00_terms.ipynb #term
+def _check_word(x: Any, name: str, known: Mapping[str, Any]) -> None:
+    """Raise if a word is not in a table."""
+    if not isinstance(x, str) or x not in known:
+        raise ParameterError(f"there is no {name} {shown(x)}", instead=f"Use one of {sorted(known)}.")
+
+
 @dataclass(frozen=True)
 class Term:
     """Add `coef * function(scale * argument)` to an angle.
@@ -47,11 +54,11 @@ class Term:
     scale: float = 1.0  # multiplies the argument
 
     def __post_init__(self) -> None:
-        if self.function not in FUNCTIONS:
-            raise ParameterError(f"there is no function {self.function!r}", instead=f"Use one of {sorted(FUNCTIONS)}.")
-        if self.kind not in ARGUMENTS:
-            raise ParameterError(f"there is no argument {self.kind!r}", instead=f"Use one of {sorted(ARGUMENTS)}.")
-        if self.i < 0 or (self.kind != "x" and self.j < 0):
+        _check_word(self.function, "function", FUNCTIONS)
+        _check_word(self.kind, "argument", ARGUMENTS)
+        for name in ("coef", "scale"):
+            check_real(getattr(self, name), f"{name} of a term")
+        if check_integer(self.i, "i") < 0 or (self.kind != "x" and check_integer(self.j, "j") < 0):
             raise ParameterError(
                 f"a term of kind {self.kind!r} lacks a coordinate", where=repr(self), instead="Give i, j."
             )
@@ -108,10 +115,12 @@ class Givens:
     terms: tuple[Term, ...]  # their sum is the angle
 
     def __post_init__(self) -> None:
-        if self.i == self.j or min(self.i, self.j) < 0:
+        if check_integer(self.i, "i") == check_integer(self.j, "j") or min(self.i, self.j) < 0:
             raise ParameterError(
                 f"({self.i}, {self.j}) is not a plane", where="Givens", instead="Name two coordinates."
             )
+        if not isinstance(self.terms, tuple) or not all(isinstance(term, Term) for term in self.terms):
+            raise ParameterError(f"the angle is {shown(self.terms)}", where="Givens", instead="Give a tuple of Terms.")
         if not self.terms:
             raise ParameterError("a rotation has no angle", where="Givens", instead="Give at least one term.")
 
@@ -178,11 +187,16 @@ class Entry:
     factors: tuple[tuple[str, int], ...] = ()  # (function, coordinate) pairs; none means a constant
 
     def __post_init__(self) -> None:
-        unknown = [f for f, _ in self.factors if f not in FUNCTIONS]
-        if unknown:
-            raise ParameterError(f"there is no function {unknown[0]!r}", instead=f"Use one of {sorted(FUNCTIONS)}.")
-        if min(self.row, self.col, *(k for _, k in self.factors)) < 0:
-            raise ParameterError("an entry has a negative index", where=repr(self), instead="Count from 0.")
+        check_real(self.coef, "coef of an entry")
+        pairs = isinstance(self.factors, tuple) and all(isinstance(f, tuple) and len(f) == 2 for f in self.factors)
+        if not pairs:
+            what = f"the factors are {shown(self.factors)}"
+            raise ParameterError(what, where="Entry", instead="Give a tuple of (function, coordinate) pairs.")
+        for function, _ in self.factors:
+            _check_word(function, "function", FUNCTIONS)
+        for index in (self.row, self.col, *(k for _, k in self.factors)):
+            if check_integer(index, "an index of an entry") < 0:
+                raise ParameterError("an entry has a negative index", where=repr(self), instead="Count from 0.")
 
     def __str__(self) -> str:
         """Write the entry as a formula."""

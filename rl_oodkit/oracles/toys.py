@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.errors import ParameterError, check_real, shown
 from .fixture import Fixture, QuadraticOracle
 from .problem import QuadraticProblem, UniformStart
 from .quadratic import Converse
@@ -36,6 +37,13 @@ class ToySpec:
     discount: float = 0.95  # of one step
     horizon: int = 120  # steps
     reach: float = 2.0  # starts are uniform within plus and minus this, half of it for the test starts
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.nonlinear, bool):
+            raise ParameterError(f"nonlinear is {shown(self.nonlinear)}", instead="Use True or False.")
+        check_real(self.action_bound, "action_bound", low=0.0)
+        for name in ("authority", "action_cost", "tau", "noise_std", "discount", "reach"):
+            check_real(getattr(self, name), name, low=0.0, high=1e12)
 
 # %% ../../nbs/oracles/09_toys.ipynb #small-fixture
 _PUSH = 0.4  # change of velocity by a unit push

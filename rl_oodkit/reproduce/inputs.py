@@ -15,11 +15,15 @@ from typing import Any
 
 import numpy as np
 
+import rl_oodkit.envs  # registers the certified environments
 from ..core import registry, seeds
 from ..core.errors import RlOodkitError, check_array, check_fraction, check_integer
 from ..core.executors import ProcessExecutor, make_executor
 from ..core.runs import RunSpec
 from ..core.seeds import stream
+from ..envs.registration import CERTIFIED
+from ..envs.single import CertifiedEnv
+from ..envs.vector import CertifiedVectorEnv
 from ..ood import alarms, delays, labels, matched, segments, views
 from ..ood.cells import BoardSpec, parse_cell
 from ..ood.collect import collect
@@ -27,6 +31,20 @@ from ..ood.detector import build_detector
 from ..ood.injectors import injector_levels, make_injector
 from ..ood.null import null_intervals
 from ..ood.schedules import make_schedule
+from ..oracles.baselines import ScaledOracle, UniformPolicy, ZeroPolicy
+from ..oracles.certificate import certify
+from ..oracles.critics import audit_critic
+from ..oracles.estimators import episodes_needed
+from ..oracles.fixture import of, spec_of
+from ..oracles.intervals import compare_learners, describe_seeds, two_level_bootstrap
+from ..oracles.noise import GaussianNoise
+from ..oracles.problem import NormalStart, QuadraticProblem, UniformStart
+from ..oracles.quadratic import Converse
+from ..oracles.regret import evaluate, policy_error
+from ..oracles.riccati import discounted_dare
+from ..oracles.scores import normalised_score, reference
+from ..oracles.terms import Entry, Givens, Term
+from ..oracles.toys import small_fixture
 from .flights import remaining_return
 from ..stats import aggregate, bootstrap, delong, ranking, tests
 from ..training.checkpoint import load_policy
@@ -50,6 +68,19 @@ WRONG: Mapping[str, tuple[Any, ...]] = {
     "p-values": (*_NOT_NUMBERS, None, np.zeros((2, 2)), np.array([1.5, 0.1]), np.array([-0.1]), np.array([np.inf])),
     "count": (*_NOT_NUMBERS, None, *_NOT_FINITE, *_NOT_ONE, -1, 0, -(10**30), 1.5, True, 10**400),
     "share": (*_NOT_NUMBERS, None, *_NOT_FINITE, -0.1, 1.1, 2, -1, 1e308, [0.5, 0.5], np.array([0.5, 0.5])),
+    "number": (*_NOT_NUMBERS, None, *_NOT_FINITE, *_NOT_ONE, 10**400, True),
+    "parameter": (*_NOT_NUMBERS, *_NOT_FINITE, 10**400, 10**30, -(10**30), 1e300),
+    "seeds": (*_NOT_NUMBERS, None, 5, [], [-1], [1.5], [True], np.zeros((2, 2), int), range(0)),
+    "matrix": (
+        *_NOT_NUMBERS, None, 0.5, np.zeros(3), np.zeros((2, 2, 2)), np.zeros((0, 0)), np.eye(3), -np.eye(2),
+        np.array([[1.0, 2.0], [0.0, 1.0]]), np.diag([1.0, -1.0]), np.diag([np.nan, 1.0]), np.diag([np.inf, 1.0]),
+    ),
+    "action": (
+        *_NOT_NUMBERS, None, *_NOT_FINITE, 0.0, [], np.zeros(2), np.zeros((1, 1)), np.array([np.nan]),
+        np.ma.masked_array([0.0], [True]), [10**400],
+    ),
+    "level": (*_NOT_NUMBERS, *_NOT_FINITE, "no-such-level", True),
+    "object": (*_NOT_NUMBERS, None, *_NOT_FINITE, 3, True),
     "seed": (*_NOT_NUMBERS, None, *_NOT_FINITE, *_NOT_ONE, -1, -(10**30), 1.5),
     "name": (
         None, 0, 1.5, b"noise", [], {}, ["noise"], object(), True, np.array(["noise"]), "", " ", "\n", "no-such-thing",
@@ -216,6 +247,99 @@ def _names() -> Iterator[Case]:
     flights = {"policy": RandomPolicy(4, 0), "n": 1, "split": "fit", "record": ()}
     yield Case("collect", collect, flights, {"n": "count", "split": "name", "policy": "name"})
 
+# %% ../../nbs/reproduce/14_inputs.ipynb #parts-cases
+def _parts() -> Iterator[Case]:
+    """Yield the cases of what problems are made of."""
+    one, terms = np.eye(2), (Term(1.0, "sin", "x", 0),)
+    kinds = {"coef": "number", "scale": "number", "function": "name", "kind": "name", "i": "seed", "j": "seed"}
+    yield Case("Term", Term, {"coef": 1.0, "function": "sin", "kind": "xy", "i": 0, "j": 1, "scale": 1.0}, kinds)
+    yield Case("Givens", Givens, {"i": 0, "j": 1, "terms": terms}, {"i": "seed", "j": "seed", "terms": "object"})
+    kinds = {"row": "seed", "col": "seed", "coef": "number", "factors": "object"}
+    yield Case("Entry", Entry, {"row": 0, "col": 0, "coef": 1.0, "factors": ()}, kinds)
+    good = {
+        "P": 2 * one,
+        "Q": one / 2,
+        "R": one,
+        "gain": one,
+        "swirl": one,
+        "covariance": one,
+        "p": 0.5,
+        "discount": 0.9,
+    }
+    kinds = dict.fromkeys("PQR", "matrix") | {"p": "share", "discount": "share", "dtype": "object", "swirl": "object"}
+    yield Case("Converse", Converse, good, kinds | {"gain": "object"})
+    yield Case("GaussianNoise", GaussianNoise, {"covariance": one}, {"covariance": "object"})
+    weights = {"A": one, "B": one, "Q": one, "R": one, "discount": 0.9, "p": 0.5}
+    kinds = {"A": "object", "B": "object", "Q": "matrix", "R": "matrix", "discount": "share", "p": "share"}
+    yield Case("discounted_dare", discounted_dare, weights, kinds)
+    start = UniformStart((-1.0, -1.0), (1.0, 1.0))
+    yield Case("UniformStart", UniformStart, {"low": (0.0,), "high": (1.0,)}, {"low": "object", "high": "object"})
+    yield Case("NormalStart", NormalStart, {"mean": (0.0,), "std": (1.0,)}, {"mean": "object", "std": "object"})
+    starts = {"train": start, "test": start}
+    problem = {"model": Converse(**good), "horizon": 9, "action_bound": 1.0, "starts": starts}
+    kinds = {"model": "object", "horizon": "count", "starts": "object", "action_bound": "vector"}
+    yield Case("QuadraticProblem", QuadraticProblem, problem, kinds)
+
+# %% ../../nbs/reproduce/14_inputs.ipynb #oracle-cases
+def _oracles() -> Iterator[Case]:
+    """Yield the cases of evaluation."""
+    fixture, idle = small_fixture(horizon=4), ZeroPolicy(1)
+    judged = {"fixture": fixture, "policy": idle, "seeds": [0, 1], "horizon": 4, "batch": 8, "start": "test"}
+    kinds = {"fixture": "object", "policy": "object", "seeds": "seeds", "start": "parameter"}
+    yield Case("evaluate", evaluate, judged, kinds | {"batch": "count", "horizon": "parameter"})
+    walked = {"fixture": fixture, "policy": idle, "seeds": [0], "walker": idle}
+    kinds = {"fixture": "object", "policy": "object", "seeds": "seeds", "walker": "object"}
+    yield Case("policy_error", policy_error, walked, kinds)
+    yield Case("reference", reference, {"fixture": fixture, "seeds": [0]}, {"fixture": "object", "seeds": "seeds"})
+    found = evaluate(fixture, idle, [0])
+    pair = {"evaluation": found, "reference": found}
+    yield Case("normalised_score", normalised_score, pair, dict.fromkeys(pair, "object"))
+    sizes = {"fixture": fixture, "states": 16, "draws": 400, "worlds": 2, "seed": 0}
+    kinds = dict.fromkeys(("states", "draws", "worlds"), "count") | {"fixture": "object", "seed": "seed"}
+    yield Case("certify", certify, sizes, kinds)
+    audited = {"fixture": fixture, "policy": idle, "states": np.ones((2, 3)), "value": fixture.oracle.value}
+    audited |= {"draws": 2, "seed": 0}
+    kinds = {"fixture": "object", "policy": "object", "states": "matrix", "draws": "count", "seed": "seed"}
+    yield Case("audit_critic", audit_critic, audited, kinds | {"states": "object"})
+
+
+def _marks() -> Iterator[Case]:
+    """Yield the cases of policies and of intervals over training seeds."""
+    losses, rng = np.arange(10.0).reshape(5, 2), stream(0, "inputs")
+    yield Case("ZeroPolicy", ZeroPolicy, {"m": 1}, {"m": "count"})
+    yield Case("ScaledOracle", ScaledOracle, {"oracle": None, "gain": 0.5}, {"gain": "number"})
+    box = {"low": np.zeros(2), "high": np.ones(2), "seed": 0}
+    yield Case("UniformPolicy", UniformPolicy, box, {"low": "object", "high": "object", "seed": "seed"})
+    drawn = {"x": losses, "rng": rng, "statistic": "mean", "resamples": 9}
+    kinds = {"x": "scores", "rng": "object", "statistic": "name", "resamples": "count"}
+    yield Case("two_level_bootstrap", two_level_bootstrap, drawn, kinds)
+    told = {"x": losses, "statistic": "mean", "level": 0.9, "resamples": 9, "seed": 0}
+    kinds = {"x": "object", "statistic": "name", "level": "share", "resamples": "count", "seed": "seed"}
+    yield Case("describe_seeds", describe_seeds, told, kinds)
+    pair = {"losses": {"a": losses, "b": losses + 1}, "resamples": 9, "seed": 0}
+    yield Case("compare_learners", compare_learners, pair, {"losses": "vector", "resamples": "count", "seed": "seed"})
+    counted = {"difference": 1.0, "sd": 1.0, "level": 0.05, "power": 0.8}
+    kinds = {"difference": "number", "sd": "number", "level": "share", "power": "share"}
+    yield Case("episodes_needed", episodes_needed, counted, kinds)
+
+# %% ../../nbs/reproduce/14_inputs.ipynb #environment-cases
+def _environments() -> Iterator[Case]:
+    """Yield the cases of the certified environments, all parameters of all families among them."""
+    for env_id in CERTIFIED:
+        known = [name for name, _ in registry.parameters("env", env_id)]
+        yield Case(env_id, of, {"env_id": env_id}, dict.fromkeys(known, "parameter"))
+    yield Case("of", of, {"env_id": CERTIFIED[0]}, {"env_id": "name"})
+    yield Case("spec_of", spec_of, {"env_id": CERTIFIED[0]}, {"env_id": "name"})
+    made = {"fixture": small_fixture(horizon=9)}
+    kinds = {"fixture": "object", "start": "name"}
+    yield Case("CertifiedEnv", CertifiedEnv, made, kinds | {"compiled": "parameter"})
+    yield Case("CertifiedVectorEnv", CertifiedVectorEnv, made, kinds | {"num_envs": "count", "autoreset_mode": "count"})
+    single, several = CertifiedEnv(**made), CertifiedVectorEnv(**made, num_envs=2)
+    for name, env in (("single", single), ("vector", several)):
+        env.reset(seed=0)
+        word = "action" if env is single else "actions"
+        yield Case(f"step of {name}", env.step, {word: np.zeros(env.action_space.shape)}, {word: "action"})
+
 # %% ../../nbs/reproduce/14_inputs.ipynb #try-one
 def _attempt(case: Case, parameter: str, value: Any) -> str:
     """Call with one wrong value; return an empty text if it is refused well, or what happened."""
@@ -244,7 +368,7 @@ def bad_inputs() -> dict[str, Any]:
     >>> bad_inputs()["ran"] > 2000  # doctest: +SKIP
     True
     """
-    cases = [*_statistics(), *_benchmark(), *_sizes(), *_names()]
+    cases = [*_statistics(), *_benchmark(), *_sizes(), *_names(), *_parts(), *_oracles(), *_marks(), *_environments()]
     trials = [(c, p, w) for c in cases for p, kind in c.kinds.items() for w in WRONG.get(kind, ())]
     failures = [text for text in (_attempt(*trial) for trial in trials) if text]
     detail = f"{len(trials)} calls of {len(cases)} functions" + "".join(f"; {text}" for text in failures[:3])

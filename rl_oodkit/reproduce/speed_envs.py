@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.registry import register
 from ..core.seeds import stream
+from ..envs.lander import swift_lander
 from ..envs.single import CertifiedEnv
 from ..oracles.fixture import of
 from ..oracles.noise import episode_stream
@@ -283,13 +284,13 @@ def _noise_of(env: CertifiedEnv, steps: int) -> np.ndarray:
 @register(
     "speed",
     "rollout",
-    floor=0.65,
+    floor=0.8,
     unit="step",
     size=64,
     summary="LunarLander with the shipped policy; size = episodes.",
 )
 class RolloutPair(SpeedPair):
-    """Roll out the shipped policy; the reference replays its actions in bare environments.
+    """Roll out the shipped policy; the reference replays its actions in Gymnasium's bare environments.
 
     Examples
     --------
@@ -319,7 +320,7 @@ class RolloutPair(SpeedPair):
 
     def ours(self, inputs: tuple[int, ...]) -> np.ndarray:
         """Return the rewards of all episodes, float32 of shape (N,)."""
-        return rollout(_lander, self.policy, inputs, batch=64, record=()).rewards
+        return rollout(swift_lander, self.policy, inputs, batch=64, record=()).rewards
 
     def reference(self, inputs: tuple[int, ...]) -> np.ndarray:
         """Return the rewards of all episodes, float32 of shape (N,)."""

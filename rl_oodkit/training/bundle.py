@@ -33,14 +33,14 @@ _SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
 _COUNTERS = ("num_timesteps", "_episode_num", "_n_updates")
 
 
-def bundle_of(model: Any, head_start: np.ndarray) -> dict[str, np.ndarray]:
+def bundle_of(model: Any, heads: np.ndarray) -> dict[str, np.ndarray]:
     """Return the whole state of a training between two updates.
 
     Parameters
     ----------
     model : stable_baselines3 learner
         In certified worlds, after at least one reset.
-    head_start : int64 array of shape (B,)
+    heads : int64 array of shape (2, B)
         From `head_starts`.
 
     Returns
@@ -54,7 +54,7 @@ def bundle_of(model: Any, head_start: np.ndarray) -> dict[str, np.ndarray]:
     parts = {
         "model": model_arrays(model),
         "normal": normaliser_arrays(model),
-        "worlds": world_arrays(core_of(model.env.unwrapped), head_start),
+        "worlds": world_arrays(core_of(model.env.unwrapped), heads),
         "memory": memory_arrays(model),
         "seen": {k: v.copy() for k in _SEEN if (v := getattr(model, k, None)) is not None},
         "random": random_arrays(model),
@@ -85,7 +85,7 @@ def restore_bundle(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
     >>> from rl_oodkit.training.recipes import A2CRecipe
     >>> model = make_learner(A2CRecipe(worlds=2), task_of(fixture=small_fixture()), 0)
     >>> _ = model.env.reset()
-    >>> restore_bundle(model, bundle_of(model, np.zeros(2, np.int64)))
+    >>> restore_bundle(model, bundle_of(model, np.zeros((2, 2), np.int64)))
     """
     model.env.reset()  # uses up the seeds that wait for a first reset
     part = {

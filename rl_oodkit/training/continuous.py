@@ -6,7 +6,6 @@
 __all__ = ['CURVE', 'TEST_EPISODES', 'train', 'load_curve', 'train_named']
 
 # %% ../../nbs/training/16_continuous.ipynb #continuous-imports
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,11 +15,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..core.errors import CheckpointError, ParameterError, RunInterrupted
+from ..core.errors import CheckpointError, RunInterrupted
 from ..core.progress import Bar
 from ..core.spec import content_hash, to_dict
 from ..core.store import load_frame, save_frame
 from ..oracles.baselines import ZeroPolicy
+from ..oracles.catalogue import read_settings
 from ..oracles.fixture import Fixture, of
 from ..oracles.regret import Evaluation
 from .actor import TrainedPolicy, actor_of, load_actor, load_actor_card, save_actor, trained_policy
@@ -48,9 +48,9 @@ class _Training:
     clock: float = field(default_factory=time.process_time)
 
     @property
-    def head_start(self) -> np.ndarray:
-        """Return the steps by which the worlds' first episodes are shortened."""
-        return head_starts(self.recipe, self.task.fixture.problem.horizon)
+    def heads(self) -> np.ndarray:
+        """Return the head starts of the worlds' clocks, of shape (2, B)."""
+        return head_starts(self.recipe, self.task.fixture.problem)
 
     def policy(self) -> TrainedPolicy:
         """Return the deterministic policy of this moment."""
@@ -78,7 +78,7 @@ def _save(run: _Training) -> None:
     """Save the bundle with the curve so far."""
     before = time.process_time()
     facts = run.about() | {"curve": [plain_row(row) for row in run.curve], "seconds": run.seconds}
-    save_bundle(run.folder, run.model.num_timesteps, bundle_of(run.model, run.head_start), facts)
+    save_bundle(run.folder, run.model.num_timesteps, bundle_of(run.model, run.heads), facts)
     run.clock += time.process_time() - before
 
 # %% ../../nbs/training/16_continuous.ipynb #callback
@@ -99,7 +99,7 @@ def _callback(run: _Training, bar: Bar, fresh: bool) -> Any:
 
         def _on_training_start(self) -> None:
             if fresh:
-                stagger(run.model, run.recipe)
+                stagger(run.model, run.heads)
 
         def _on_rollout_start(self) -> None:
             if run.model.num_timesteps >= self.due:
@@ -293,17 +293,6 @@ def load_curve(folder: str | Path) -> pd.DataFrame:
     return load_frame(Path(folder) / "curve.parquet")
 
 # %% ../../nbs/training/16_continuous.ipynb #train-named
-def _read(text: str) -> tuple[str, Any]:
-    """Read a parameter of the form name=value."""
-    name, equals, value = text.partition("=")
-    if not (equals and name):
-        raise ParameterError(f"{text!r} is no parameter", instead="Write name=value.")
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
-
-
 def train_named(
     algorithm: str,
     env_id: str,
@@ -349,9 +338,9 @@ def train_named(
     >>> train_named("ppo", "rl_oodkit/Arm-v1", ["links"])
     Traceback (most recent call last):
         ...
-    rl_oodkit.core.errors.ParameterError: 'links' is no parameter. Write name=value.
+    rl_oodkit.core.errors.ParameterError: 'links' sets nothing. Write name=value, such as level=hard.
     """
-    given = dict(_read(text) for text in params)
+    given = read_settings(params)
     card = train(preset(algorithm, settings), env_id, given, seed, steps, folder)
     fixture, loss = of(env_id, **given), row_of(card["loss"])
     idle = judge(fixture, ZeroPolicy(fixture.problem.m), "test", card["episodes"])

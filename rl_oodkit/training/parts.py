@@ -97,15 +97,15 @@ def _groups(state: Mapping[str, Any]) -> dict[str, Any]:
     return {"param_groups": state["param_groups"]}
 
 # %% ../../nbs/training/13_parts.ipynb #worlds-arrays
-def world_arrays(core: EpisodeCore, head_start: np.ndarray) -> dict[str, np.ndarray]:
+def world_arrays(core: EpisodeCore, heads: np.ndarray) -> dict[str, np.ndarray]:
     """Return where all worlds are.
 
     Parameters
     ----------
     core : EpisodeCore
         With an episode running in every world.
-    head_start : int64 array of shape (B,)
-        Steps by which the clocks were ahead in the first episodes.
+    heads : int64 array of shape (2, B)
+        Steps by which the clocks are ahead in the first episodes, and in later ones.
 
     Returns
     -------
@@ -117,11 +117,11 @@ def world_arrays(core: EpisodeCore, head_start: np.ndarray) -> dict[str, np.ndar
     >>> from rl_oodkit.oracles.toys import small_fixture
     >>> core = EpisodeCore(small_fixture().problem, 2)
     >>> _ = core.reset([5, 6])
-    >>> world_arrays(core, np.zeros(2, np.int64))["root"].tolist()
+    >>> world_arrays(core, np.zeros((2, 2), np.int64))["root"].tolist()
     [5, 6]
     """
     root, episode = np.array(core.episodes, np.int64).T
-    used = core.clock - np.where(episode == 0, head_start, 0)
+    used = core.clock - np.where(episode == 0, *heads)
     arrays = {"states": core.states, "root": root, "episode": episode, "clock": core.clock, "noise_steps": used}
     return {k: v.copy() for k, v in arrays.items()}
 
@@ -146,7 +146,7 @@ def restore_worlds(core: EpisodeCore, arrays: Mapping[str, np.ndarray]) -> None:
     >>> from rl_oodkit.oracles.toys import small_fixture
     >>> core = EpisodeCore(small_fixture().problem, 2)
     >>> _ = core.reset([5, 6])
-    >>> restore_worlds(core, world_arrays(core, np.zeros(2, np.int64)))
+    >>> restore_worlds(core, world_arrays(core, np.zeros((2, 2), np.int64)))
     """
     if arrays["states"].shape != core.states.shape:
         raise CheckpointError(f"worlds of shape {arrays['states'].shape}", instead=f"These are {core.states.shape}.")

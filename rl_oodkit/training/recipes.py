@@ -19,7 +19,8 @@ _COUNTS = (
     "total_steps", "worlds", "evaluate_every", "curve_episodes", "n_steps", "batch_size", "epochs", "buffer_size",
     "train_interval", "updates", "return_steps",
 )  # fmt: skip
-_POSITIVE = ("learning_rate", "observation_clip", "clip_range", "max_gradient", "exploration_std")
+_POSITIVE = ("learning_rate", "observation_clip", "clip_range", "max_gradient", "exploration_std", "warmup_width")
+_SHARES = ("final_rate", "entropy_weight", "smoothing", "gae_lambda", "target_noise", "first_weight")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class Recipe:
     observation_clip: float = 10.0  # bound of normalised observations, in standard deviations
     unit_actions: bool = True  # act in half-widths of the box instead of units of the action
     quiet: bool = True  # first actions near zero
+    restart: bool = True  # restart worlds after 1 / (1 - discount) steps, by truncation, in training only
     stagger: bool = True  # spread the worlds over the phases of an episode
     evaluate_every: int = 50_000  # steps between points of the learning curve and saved states
     curve_episodes: int = 64  # episodes of each point
@@ -76,19 +78,21 @@ class Recipe:
         return {"net_arch": list(self.hidden), "activation_fn": self.activation}
 
 
-_LEAST = dict.fromkeys(_COUNTS, 1) | {"warmup": 0}
-_SHARES = ("final_rate", "entropy_weight", "smoothing", "gae_lambda", "target_noise", "first_weight")
-
-
 def _check_field(name: str, value: Any) -> None:
     """Raise if a number of a recipe is out of range."""
-    if name in _LEAST:
-        check_integer(value, name, minimum=_LEAST[name])
-    number = isinstance(value, (int, float)) and math.isfinite(value)
-    if name in _POSITIVE and value is not None and not (number and value > 0):
-        raise ParameterError(f"{name} is {value}", instead="Use a positive number.")
-    if name in _SHARES and not (number and 0 <= value <= 1):
-        raise ParameterError(f"{name} is {value}", instead="Use a number in [0, 1].")
+    if name in _COUNTS or name == "warmup":
+        check_integer(value, name, minimum=int(name != "warmup"))
+    elif name in _POSITIVE and value is not None:
+        _check_within(value, name, math.nextafter(0, 1), math.inf, "a positive number")
+    elif name in _SHARES:
+        _check_within(value, name, 0, 1, "a number in [0, 1]")
+
+
+def _check_within(value: Any, name: str, low: float, high: float, what: str) -> None:
+    """Raise unless a value is a finite number between two bounds."""
+    good = isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
+    if not good:
+        raise ParameterError(f"{name} is {value}", instead=f"Use {what}.")
 
 # %% ../../nbs/training/11_recipes.ipynb #onpolicy
 @dataclass(frozen=True)
@@ -173,7 +177,14 @@ class A2CRecipe(_OnPolicy):
 
     algorithm: ClassVar[str] = "a2c"
 
-    n_steps: int = 8  # steps of each world between updates
+    total_steps: int = 600_000  # steps of all worlds together
+    normalise_advantages: bool = True  # in each batch
+    adam: bool = True  # instead of RMSprop, the library's own
+
+    def arguments(self, problem: Problem) -> dict[str, Any]:
+        """Return the keyword arguments of `stable_baselines3.A2C` for a plant."""
+        own = {"normalize_advantage": self.normalise_advantages, "use_rms_prop": not self.adam}
+        return super().arguments(problem) | own
 
 # %% ../../nbs/training/11_recipes.ipynb #offpolicy
 @dataclass(frozen=True)
@@ -181,14 +192,17 @@ class _OffPolicy(Recipe):
     """Describe what SAC, TD3 and DDPG share."""
 
     total_steps: int = 60_000  # steps of all worlds together
-    worlds: int = 16  # copies of the plant
+    worlds: int = 64  # copies of the plant
+    learning_rate: float = 5e-4  # at the start
     activation: str = "relu"  # of the hidden units
-    evaluate_every: int = 10_000  # steps between points of the learning curve and saved states
+    normalise_observations: bool = False  # statistics would be those of the random phase
+    evaluate_every: int = 15_000  # steps between points of the learning curve and saved states
     batch_size: int = 256  # transitions of a gradient step
     buffer_size: int = 100_000  # transitions that are kept
-    warmup: int = 0  # steps of random actions before learning
-    smoothing: float = 0.005  # share of the new weights in each update of the targets
-    return_steps: int = 1  # rewards summed before bootstrapping
+    warmup: int = 8_000  # steps of random actions before learning
+    warmup_width: float = 0.3  # of the random actions, in half-widths of the box
+    smoothing: float = 0.02  # share of the new weights in each update of the targets
+    return_steps: int = 4  # rewards summed before bootstrapping
     train_interval: int = 1  # steps of each world between trainings
     updates: int = 4  # gradient steps of each training
 
@@ -227,7 +241,7 @@ class SACRecipe(_OffPolicy):
 
     algorithm: ClassVar[str] = "sac"
 
-    exploration_std: float | None = 0.05  # wished for, in half-widths of the box; None is the library's 0.09
+    exploration_std: float | None = 0.1  # wished for, in half-widths of the box; None is the library's 0.09
     first_weight: float = 0.01  # of the entropy bonus, before it is tuned; rewards are of the order of 0.1 a step
 
     def arguments(self, problem: Problem) -> dict[str, Any]:
@@ -264,6 +278,7 @@ def entropy_of(std: float, m: int) -> float:
 class _Deterministic(_OffPolicy):
     """Describe what TD3 and DDPG share."""
 
+    return_steps: int = 2  # rewards summed before bootstrapping; more of them would price in the noise
     exploration_std: float | None = 0.1  # of the added noise, in half-widths of the box; None adds none
 
     def arguments(self, problem: Problem) -> dict[str, Any]:
@@ -288,7 +303,7 @@ class TD3Recipe(_Deterministic):
     Examples
     --------
     >>> TD3Recipe(updates=8).updates_per_step
-    0.5
+    0.125
     """
 
     algorithm: ClassVar[str] = "td3"

@@ -16,6 +16,7 @@ from scipy.special import stdtrit
 
 from ..core.errors import ParameterError, check_array, check_fraction, check_integer
 from ..stats.tests import clopper_pearson
+from ..envs.lander import swift_lander
 from .policy import Policy
 from .rollout import rollout
 
@@ -82,7 +83,9 @@ def evaluate(policy: Policy, seeds: Sequence[int], env_id: str = "LunarLander-v3
     """
     import gymnasium
 
-    trajs = rollout(lambda: gymnasium.make(env_id, disable_env_checker=True), policy, seeds, batch=batch, record=())
+    lander = env_id == "LunarLander-v3"
+    make = swift_lander if lander else lambda: gymnasium.make(env_id, disable_env_checker=True)
+    trajs = rollout(make, policy, seeds, batch=batch, record=())
     columns = {"seed": trajs.env_seeds, "return": trajs.returns, "length": trajs.lengths}
     return pd.DataFrame({**columns, "terminated": trajs.terminated, "truncated": trajs.truncated})
 

@@ -16,10 +16,11 @@ from .recipes import A2CRecipe, DDPGRecipe, PPORecipe, Recipe, SACRecipe, TD3Rec
 # %% ../../nbs/training/11_settings.ipynb #presets
 _PLAIN = {
     "worlds": 1, "final_rate": 1.0, "normalise_observations": False, "normalise_rewards": False,
-    "unit_actions": False, "quiet": False, "stagger": False,
+    "unit_actions": False, "quiet": False, "stagger": False, "restart": False,
 }  # fmt: skip
 _LONE = _PLAIN | {"exploration_std": 1.0}
-_DUEL = {"warmup": 100, "updates": 1, "buffer_size": 1_000_000}
+_TEXTBOOK = {"warmup_width": 1.0, "return_steps": 1, "smoothing": 0.005}
+_DUEL = _TEXTBOOK | {"learning_rate": 1e-3, "warmup": 100, "updates": 1, "buffer_size": 1_000_000}
 _SILENT = {"exploration_std": None}
 _SOFT = _SILENT | {"first_weight": 1.0}
 _NOISY = {"exploration_std": 0.1}
@@ -33,12 +34,12 @@ _ROLLS = {
     "epochs": 10,
     "gae_lambda": 0.95,
 }
-_STEPS = {"n_steps": 32, "learning_rate": 7e-4, "gae_lambda": 1.0}
+_STEPS = {"normalise_advantages": False, "adam": False, "n_steps": 32, "learning_rate": 7e-4, "gae_lambda": 1.0}
 _ARM = (
     _PLAIN | _WIDE | {"learning_rate": 3e-4, "batch_size": 512, "warmup": 10_000, "train_interval": 64, "updates": 64}
 )
 _CAR = {"worlds": 8, "learning_rate": 3e-4, "normalise_observations": True, "normalise_rewards": True}
-_FLEET = _PLAIN | _CAR | _WIDE | {"buffer_size": 700_000, "updates": 1, "warmup": 25_000}
+_FLEET = _PLAIN | _CAR | _WIDE | _TEXTBOOK | {"buffer_size": 700_000, "updates": 1, "warmup": 25_000}
 _QUAD = {"total_steps": 150_000}
 _COPTER = _ARM | _QUAD | {"buffer_size": 50_000}
 

@@ -42,17 +42,31 @@ def run(code: str, folder) -> None:
 
 def test_example_of_the_readme(tmp_path):
     """The ten lines give a board, here of one disturbance and few episodes, on which the clock has one half."""
-    (code,) = recipes("README.md")
+    (code,) = [block for block in recipes("README.md") if "run_board" in block]
     small = code.replace('"clock"))', f'"clock"), {SMALL})')
     assert small != code
     run(small + SHOWN, tmp_path)
 
 
+def test_certified_example_of_the_readme(tmp_path):
+    """The ten lines train a learner, here for a moment, and measure it against the optimum."""
+    (code,) = [block for block in recipes("README.md") if "fixture = of" in block]
+    small = code.replace("steps=200_000", "steps=4096").replace("seeds=range(200)", "seeds=range(8)")
+    assert small.count("range(8)") == 2
+    run(small + "\nassert learned.gap_mean > 0 and nothing.gap_mean > 0\n", tmp_path)
+
+
 def test_recipes_of_contributing(tmp_path):
     """The scorer, the injector and the environment exist after their recipes, and pass the public checks."""
-    blocks = recipes("CONTRIBUTING.md")
+    blocks = [block for block in recipes("CONTRIBUTING.md") if "certified_env" not in block]
     assert len(blocks) == 3 and all(len(b.strip().splitlines()) <= 22 for b in blocks)
     run("\n".join(blocks) + CHECKS, tmp_path)
+
+
+def test_a_certified_family_of_contributing(tmp_path):
+    """The family passes its certificate and every clause of the environment's check."""
+    (code,) = [block for block in recipes("CONTRIBUTING.md") if "certified_env" in block]
+    run(code + "\nfrom rl_oodkit import check_env\ncheck_env('mine/Swing-v0')\n", tmp_path)
 
 
 def test_every_name_of_the_front_door_opens():
