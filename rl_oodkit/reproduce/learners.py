@@ -24,7 +24,7 @@ from ..oracles.fixture import Fixture, of
 from ..oracles.regret import policy_error
 from ..training.actor import load_actor
 from ..training.continuous import load_curve, train
-from ..training.judging import row_of
+from ..training.judging import START, row_of
 from ..training.learner import evaluation_seeds
 from ..training.recipes import A2CRecipe, DDPGRecipe, PPORecipe, Recipe, SACRecipe, TD3Recipe
 
@@ -154,7 +154,7 @@ def _errors(fixture: Fixture, policy: StatePolicy, episodes: int) -> dict[str, f
     """Return the mean distance to the optimal action where the optimum goes, as it is and in the norm of M."""
     seeds = evaluation_seeds("test", min(episodes, 64))
     law = oracle_policy(fixture.oracle)
-    found = policy_error(fixture, policy, seeds, law)
+    found = policy_error(fixture, policy, seeds, law, start=START)
     return {"error_there": found.euclid, "error_there_m": found.weighted}
 
 

@@ -301,6 +301,8 @@ def load_actor_card(path: str | Path) -> dict[str, Any]:
     ------
     StoreError, DamagedFileError, ForeignFileError
         If the file is absent, damaged, or no such card.
+    CheckpointError
+        If the card lacks what identifies policy and fixture.
 
     Examples
     --------
@@ -310,6 +312,13 @@ def load_actor_card(path: str | Path) -> dict[str, Any]:
     card = load_json(path)
     if not isinstance(card, dict) or card.get("format") != _FORMAT:
         raise ForeignFileError(f"{path} is not the card of an actor", instead=f"Its format should be {_FORMAT}.")
+    texts = ("name", "fixture_digest", "policy_sha256", "output", "hidden_function")
+    wrong = [key for key in texts if not isinstance(card.get(key), str)]
+    clip = card.get("clip")
+    if clip != "none" and (isinstance(clip, bool) or not isinstance(clip, (int, float))):
+        wrong.append("clip")
+    if wrong:
+        raise CheckpointError(f"{path} lacks a usable {wrong[0]!r}", instead="Save the actor again with `save_actor`.")
     return card
 
 

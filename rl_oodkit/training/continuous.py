@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..core.errors import CheckpointError, RunInterrupted
+from ..core.errors import CheckpointError, ParameterError, RunInterrupted, StoreError, check_integer
 from ..core.progress import Bar
 from ..core.spec import content_hash, to_dict
 from ..core.store import load_frame, save_frame
@@ -240,6 +240,10 @@ def train(
     ------
     CheckpointError
         If the folder holds another training.
+    ParameterError
+        If recipe, environment, parameters, steps or episodes cannot be used.
+    StoreError
+        If the folder is a file.
     DamagedFileError, ForeignFileError
         If its files cannot be trusted.
     NonFiniteError
@@ -258,8 +262,13 @@ def train(
     >>> card["loss"]["gap"] > 0
     True
     """
+    check_integer(episodes, "episodes", minimum=1)
+    if not isinstance(recipe, Recipe):
+        raise ParameterError(f"{recipe!r} is no recipe", where="train", instead="Use `preset('ppo')`, for instance.")
     recipe = recipe if steps is None else replace(recipe, total_steps=steps)
     task, folder = task_of(env_id, params, fixture), Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is not a folder", where="train", instead="Name a folder for the training.")
     run = _Training(recipe, task, seed, folder, make_learner(recipe, task, seed, tensorboard))
     path = folder / f"{recipe.algorithm}.json"
     if resume and path.exists():

@@ -316,3 +316,40 @@ def test_the_command_line_complains_in_one_line(capsys, monkeypatch, words):
         cli.main(words)
     told = capsys.readouterr().err
     assert end.value.code in (1, 2) and "caught earlier" not in told and "Traceback" not in told
+
+
+def test_a_training_refuses_what_it_cannot_use_before_it_begins(tmp_path):
+    """Nothing is left behind by a call that could not have ended well."""
+    from rl_oodkit.core.errors import StoreError
+    from rl_oodkit.training.continuous import train
+    from rl_oodkit.training.recipes import A2CRecipe
+
+    (tmp_path / "file").write_text("x")
+    fixture = small_fixture()
+    for error, recipe, folder, episodes in (
+        (ParameterError, "ppo", tmp_path / "new", 4),
+        (ParameterError, A2CRecipe(worlds=4), tmp_path / "new", 0),
+        (StoreError, A2CRecipe(worlds=4), tmp_path / "file", 4),
+    ):
+        with pytest.raises(error):
+            train(recipe, fixture=fixture, steps=64, folder=folder, episodes=episodes, progress=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    "change", [{"fixture_digest": None}, {"name": 3}, {"clip": "abc"}, {"clip": None}, {"output": 1}]
+)
+def test_a_card_that_identifies_nothing_is_refused(tmp_path, change):
+    """A policy of an unknown fixture is not a policy of every fixture."""
+    from rl_oodkit.core.errors import CheckpointError
+    from rl_oodkit.core.store import load_json, save_json
+    from rl_oodkit.training.actor import Actor, Frame, load_actor, save_actor, trained_policy
+
+    fixture = small_fixture()
+    frame = Frame(np.zeros(2), np.ones(2), 10.0, -np.ones(1), np.ones(1))
+    idle = Actor({"w0": np.zeros((2, 1), np.float32), "b0": np.zeros(1, np.float32)}, frame)
+    path = save_actor(tmp_path, trained_policy(idle, fixture, "idle"), {})
+    card = next(tmp_path.glob("*.json"))
+    save_json(card, load_json(card) | change)
+    with pytest.raises(CheckpointError):
+        load_actor(path, fixture)
