@@ -142,7 +142,8 @@ def _told(parameters: Sequence[tuple[str, Any]]) -> str:
 # %% ../nbs/cli.ipynb #train
 @_command(app, "train", "Train a policy; continues where it was stopped.",
           "rl-oodkit train dqn-lunarlander --seed 1 --out runs/dqn-1",
-          "rl-oodkit train ppo --env rl_oodkit/Arm-v1 --param links=4 --steps 200000")  # fmt: skip
+          "rl-oodkit train ppo --env rl_oodkit/Arm-v1 --param links=4 --steps 200000",
+          "rl-oodkit train td3 --env rl_oodkit/SME-v1 --param preset=sparse --settings sme")  # fmt: skip
 def _train(
     recipe: Annotated[str, typer.Argument(help="Recipe; `rl-oodkit list policy` names them.")],
     seed: Annotated[int, typer.Option(help="Seed of the training run.")] = 0,
@@ -151,6 +152,7 @@ def _train(
     env: Annotated[str | None, typer.Option(help="Certified environment, for learners of continuous actions.")] = None,
     param: Annotated[list[str] | None, typer.Option(help="name=value: a parameter of the environment.")] = None,
     settings: Annotated[str, typer.Option(help="Named settings of such a learner.")] = "native",
+    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard, for such a learner.")] = None,
 ) -> None:
     """Train a policy."""
     from rl_oodkit.core import registry
@@ -165,7 +167,7 @@ def _train(
     if env:
         from rl_oodkit.training.continuous import train_named
 
-        typer.echo(train_named(recipe, env, param or (), seed, steps, settings, folder))
+        typer.echo(train_named(recipe, env, param or (), seed, steps, settings, folder, tensorboard))
         return
     made = registry.make("policy", recipe, **({} if steps is None else {"total_steps": steps}))
     module, _, function = tags["trainer"].partition(":")

@@ -31,6 +31,7 @@ MODULES = MappingProxyType(
             "rl_oodkit.envs.planar",
             "rl_oodkit.envs.systems",
             "rl_oodkit.envs.lqr",
+            "rl_oodkit.envs.sme",
         ),
         "policy": ("rl_oodkit.training.sb3", "rl_oodkit.training.recipes"),
         "injector": ("rl_oodkit.ood.injectors", "rl_oodkit.ood.actions", "rl_oodkit.ood.lander"),
@@ -45,6 +46,7 @@ MODULES = MappingProxyType(
             "rl_oodkit.reproduce.speed_detectors",
             "rl_oodkit.reproduce.speed_envs",
             "rl_oodkit.reproduce.speed_training",
+            "rl_oodkit.reproduce.speed_sme",
         ),
     }
 )

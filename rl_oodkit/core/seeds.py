@@ -7,18 +7,26 @@ __all__ = ['sequence', 'stream', 'integer', 'fast_stream', 'published_stream']
 
 # %% ../../nbs/core/02_seeds.ipynb #seeds-imports
 import hashlib
+from functools import lru_cache
 
 import numpy as np
 
 from .errors import check_integer
 
 # %% ../../nbs/core/02_seeds.ipynb #key
+@lru_cache(maxsize=4096)
+def _text_key(label: str) -> tuple[int, int, int]:
+    """Map a text to three 32-bit words; remembered, since every episode asks for the same few."""
+    digest = hashlib.sha256(label.encode("utf-8", "surrogatepass")).digest()
+    return 1, int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:8], "big")
+
+
 def _key(label: str | int) -> tuple[int, int, int]:
     """Map one label to three 32-bit words, different for different labels."""
     if isinstance(label, str):
-        digest = hashlib.sha256(label.encode("utf-8", "surrogatepass")).digest()
-        return 1, int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:8], "big")
-    index = check_integer(label, "a path's index", minimum=0, maximum=2**64 - 1)
+        return _text_key(label)
+    usual = type(label) is int and 0 <= label < 2**64
+    index = label if usual else check_integer(label, "a path's index", minimum=0, maximum=2**64 - 1)
     return 0, index >> 32, index & 0xFFFFFFFF
 
 # %% ../../nbs/core/02_seeds.ipynb #sequence
@@ -50,7 +58,8 @@ def sequence(root: int, *path: str | int) -> np.random.SeedSequence:
     >>> int(sequence(0, "env", 3).generate_state(1)[0]) == int(sequence(0, "env", 4).generate_state(1)[0])
     False
     """
-    entropy = check_integer(root, "root seed", minimum=0, maximum=None)
+    usual = type(root) is int and root >= 0  # as nearly always; every episode passes here
+    entropy = root if usual else check_integer(root, "root seed", minimum=0, maximum=None)
     return np.random.SeedSequence(entropy, spawn_key=tuple(word for label in path for word in _key(label)))
 
 # %% ../../nbs/core/02_seeds.ipynb #stream

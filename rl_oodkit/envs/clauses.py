@@ -103,20 +103,26 @@ _STEPS = 10_000
 
 
 def _stays_in_space(subject: Subject) -> str:
-    """Observations lie in the space, are float64, and episodes end by truncation at the horizon alone."""
-    horizon = subject.fixture.problem.horizon
+    """Observations lie in the space, are float64, and episodes end at the horizon, or in a state that ends them."""
+    problem = subject.fixture.problem
+    horizon = problem.horizon
     worlds = max(4, min(256, _STEPS // (horizon + 1) + 1))
     envs = subject.vector(worlds)
     actions = subject.actions("walk", max(horizon + 2, _STEPS // worlds + 1), worlds)
     seen, _ = envs.reset(seed=0)
+    clock, running = np.zeros(worlds, int), np.ones(worlds, bool)
     for t, action in enumerate(actions, 1):
         inside = seen.dtype == np.float64 and np.isfinite(seen).all() and seen in envs.observation_space
         _require(inside, f"observation at step {t - 1} is not in the space")
         seen, reward, terminated, truncated, _ = envs.step(action)
-        _require(reward.dtype == np.float64 and (reward <= 0).all(), f"reward at step {t} is no negated cost")
-        _require(not terminated.any(), f"a world was terminated at step {t}")
-        expected = t % (horizon + 1) == horizon  # one call in each horizon + 1 is the reset
+        clock = np.where(running, clock + 1, 0)  # the call after an episode's end is the reset
+        proper = np.isfinite(reward).all() and (problem.pays or (reward <= 0).all())
+        _require(reward.dtype == np.float64 and proper, f"reward at step {t} is no negated cost")
+        final = running & problem.terminal(envs.states.T) & problem.ends
+        _require((terminated == final).all(), f"a world was wrongly terminated, or not, at step {t}")
+        expected = running & (clock == horizon)
         _require((truncated == expected).all(), f"truncated is {truncated[0]} at step {t}, horizon {horizon}")
+        running = ~(terminated | truncated)
     return f"{len(actions) * worlds} steps"
 
 # %% ../../nbs/envs/06_clauses.ipynb #clauses-history
@@ -124,8 +130,10 @@ def _episode(env: CertifiedEnv, actions: np.ndarray, seed: int | None) -> np.nda
     """Return the observations and rewards of the first steps of an episode, shape (steps + 1, o + 1)."""
     rows = [np.append(env.reset(seed=seed)[0], 0.0)]
     for action in actions[:, 0]:
-        observation, reward, *_ = env.step(action)
+        observation, reward, terminated, *_ = env.step(action)
         rows.append(np.append(observation, reward))
+        if terminated:
+            break
     return np.array(rows)
 
 
@@ -163,13 +171,18 @@ def _runs_the_problem(subject: Subject) -> str:
         envs.reset(seed=40)
         actions = subject.actions(label, problem.horizon, worlds)
         state, noise = _blocks(subject, list(range(40, 40 + worlds)), 0)
+        on = np.ones(worlds, bool)  # still in the first episode
         for t, action in enumerate(actions):
-            _require(np.array_equal(envs.states.T, state), f"{label}: the state at step {t} is not the problem's")
+            same = np.array_equal(envs.states.T[:, on], state[:, on])
+            _require(same, f"{label}: the state at step {t} is not the problem's")
             a = np.ascontiguousarray(action.T)
-            reward = envs.step(action)[1]
-            _require(np.array_equal(reward, -problem.cost(state, a)), f"{label}: reward at step {t} is not -cost")
+            _, reward, terminated, *_ = envs.step(action)
+            paid = np.array_equal(reward[on], -problem.cost(state, a)[on])
+            _require(paid, f"{label}: reward at step {t} is not -cost")
             state = problem.step(state, a, noise[t])
-        _require(np.array_equal(envs.states.T, state), f"{label}: the last state is not the problem's")
+            on &= ~terminated
+        last = np.array_equal(envs.states.T[:, on], state[:, on])
+        _require(last, f"{label}: the last state is not the problem's")
     return f"{2 * worlds * problem.horizon} steps"
 
 # %% ../../nbs/envs/06_clauses.ipynb #clauses-noise
@@ -287,7 +300,10 @@ def _hides_the_oracle(subject: Subject) -> str:
     single, vector = short.single(), short.vector(2, AutoresetMode.SAME_STEP)
     infos = [single.reset(seed=0)[1], vector.reset(seed=0)[1]]
     for action in short.actions("leak", short.fixture.problem.horizon, 2):
-        infos += [single.step(action[0])[-1], vector.step(action)[-1]]
+        *_, terminated, _, info = single.step(action[0])
+        infos += [info, vector.step(action)[-1]]
+        if terminated:
+            infos.append(single.reset()[1])
     found = leaks_of(infos, "info") + leaks_of(single, "env") + leaks_of(vector, "envs")
     _require(not found, f"the answer is in {', '.join(found)}")
     return f"{len(infos)} infos"

@@ -73,7 +73,7 @@ class NoiseTape:
     def _record(self, world: int) -> None:
         """Fill a world's slots from the head to the end of the tape."""
         left = self._slots.shape[1] - self._head
-        if left:
+        if left and self._slots.shape[2]:
             self._slots[world, self._head :] = self._draw(self._streams[world], left).T
 
     def read(self) -> np.ndarray:
@@ -268,29 +268,31 @@ class EpisodeCore(Episodes):
         actions = _accepted(actions, (self.problem.m, self.worlds))
         self._require_episodes()
         old, running = self.states, self.running
-        cost = self.problem.cost(old, actions)
+        new, cost = self.problem.advance(old, actions, self._tape.read())
         _check_costs(cost, running, self.clock)
-        new, reward = self.problem.step(old, actions, self._tape.read()), np.negative(cost)
+        reward = np.negative(cost)
         if self.idle:
             new, reward = np.where(running, new, old), np.where(running, reward, 0.0)
         self._tape.advance()
-        truncated = self._tick(running)
+        terminated, truncated = self._tick(running, new)
         self.previous, self.actions, self.stepped, self.states = old, actions, running, new
-        return self.observe(), reward, np.zeros(self.worlds, bool), truncated
+        return self.observe(), reward, terminated, truncated
 
     def _require_episodes(self) -> None:
         """Raise if a world was never reset."""
         if self.idle and None in self.episodes:
             raise NotResetError("step before the first reset", instead="Call reset first.")
 
-    def _tick(self, running: np.ndarray) -> np.ndarray:
-        """Advance the clocks of those who moved; return who has reached the horizon."""
+    def _tick(self, running: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Advance the clocks of those who moved; return who has ended, by the state and by the horizon."""
         self.clock += running
         truncated = running & (self.clock >= self.horizon)
-        if truncated.any():
-            self.running = running & ~truncated
+        terminated = running & self.problem.terminal(new) if self.problem.ends else np.zeros(self.worlds, bool)
+        ended = terminated | truncated
+        if ended.any():
+            self.running = running & ~ended
             self.idle = self.worlds - int(self.running.sum())
-        return truncated
+        return terminated, truncated
 
     def step_one(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """Advance the only world by one step; see `EpisodeCore.step`.
@@ -307,19 +309,19 @@ class EpisodeCore(Episodes):
         """
         action = _accepted(action, (self.problem.m,))
         if self.idle:
-            raise NotResetError("no episode is running", instead="Call reset first, and again after truncation.")
+            raise NotResetError("no episode is running", instead="Call reset first, and again after an episode.")
         old, column = self.states, action[:, None]
         new, cost = self._moved(old, column) if self.kernel is None else self._moved_compiled(old, action)
         self._tape.advance()
-        truncated = self._tick_one()
+        terminated, truncated = self._tick_one(new)
         self.previous, self.actions, self.states = old, column, new
-        return self.observe()[:, 0].copy(), -cost, False, truncated
+        return self.observe()[:, 0].copy(), -cost, terminated, truncated
 
     def _moved(self, old: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, float]:
         """Return the next state (n, 1) and the cost of the only world."""
-        cost = self.problem.cost(old, column)
+        new, cost = self.problem.advance(old, column, self._tape.read())
         _check_costs(cost, self.running, self.clock)
-        return self.problem.step(old, column, self._tape.read()), float(cost[0])
+        return new, float(cost[0])
 
     def _moved_compiled(self, old: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, float]:
         """Return the same from the compiled step."""
@@ -328,14 +330,15 @@ class EpisodeCore(Episodes):
             _check_costs(np.array([cost]), self.running, self.clock)
         return new[:, None], cost
 
-    def _tick_one(self) -> bool:
-        """Advance the only clock; tell whether it has reached the horizon."""
+    def _tick_one(self, new: np.ndarray) -> tuple[bool, bool]:
+        """Advance the only clock; tell whether the episode has ended, by the state and by the horizon."""
         self.stepped = self.running
         self.clock[0] += 1
+        terminated = self.problem.ends and bool(self.problem.terminal(new)[0])
         over = bool(self.clock[0] >= self.horizon)
-        if over:
+        if terminated or over:
             self.running, self.idle = np.zeros(1, bool), 1
-        return over
+        return terminated, over
 
 # %% ../../nbs/envs/00_core.ipynb #core-of
 def core_of(env: Any) -> EpisodeCore:

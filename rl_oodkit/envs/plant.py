@@ -125,7 +125,7 @@ def spaces_of(problem: Problem, dtype: Any = np.float64) -> tuple[spaces.Box, sp
     Returns
     -------
     tuple of gymnasium.spaces.Box
-        Unbounded of shape (o,), and the action box of shape (m,).
+        Of shape (o,), unbounded unless the problem names bounds, and the action box of shape (m,).
 
     Examples
     --------
@@ -134,8 +134,10 @@ def spaces_of(problem: Problem, dtype: Any = np.float64) -> tuple[spaces.Box, sp
     Box(-4.0, 4.0, (1,), float64)
     """
     seen = problem.observe(np.zeros((problem.n, 1)))
-    low, high = (np.asarray(bound, dtype) for bound in (problem.action_low, problem.action_high))
-    return spaces.Box(-np.inf, np.inf, (len(seen),), dtype), spaces.Box(low, high, dtype=dtype)
+    free = np.full(len(seen), np.inf)
+    boxes = ((-free, free) if problem.bounds is None else problem.bounds, (problem.action_low, problem.action_high))
+    first, second = (spaces.Box(*(np.asarray(bound, dtype) for bound in box), dtype=dtype) for box in boxes)
+    return first, second
 
 # %% ../../nbs/envs/00_plant.ipynb #gym-spec
 def gym_spec(plant: Plant, **more: Any) -> EnvSpec | None:

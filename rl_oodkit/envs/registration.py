@@ -23,6 +23,7 @@ CERTIFIED = (
     "rl_oodkit/PlanarQuadrotor-v1",
     "rl_oodkit/PointMass-v1",
     "rl_oodkit/Quadrotor-v1",
+    "rl_oodkit/SME-v1",
     "rl_oodkit/ThreeLinkArm-v1",
     "rl_oodkit/TwoLinkArm-v1",
     "rl_oodkit/Unicycle-v1",

@@ -56,12 +56,13 @@ def oracle_of(env: Any, fixture: Fixture | None = None) -> Oracle:
 
 # %% ../../nbs/envs/05_regret.ipynb #last-step
 def _last_step(core: EpisodeCore, oracle: Oracle) -> dict[str, np.ndarray]:
-    """Return regret (B,), optimal actions (B, m) and values (B,) of the last step; NaN for worlds that did not move."""
+    """Return regret, value, extras (B,) and optimal action (B, m) of the last step; NaN for worlds that stood still."""
     s, a = core.previous, core.actions
     told = {
         "regret": oracle.advantage(s, a),
         "optimal_action": np.array(oracle.action(s).T, order="C"),
         "value": oracle.value(s),
+        **oracle.extras(s, a),
     }
     if not core.stepped.all():
         for x in told.values():
@@ -146,5 +147,4 @@ class WithRegret(gym.Wrapper):
         """Advance by one step with an action of shape (m,), and say what it was worth."""
         *result, info = self.env.step(action)
         told = _last_step(core_of(self.env), self._oracle)
-        scalars = {name: float(told[name][0]) for name in ("regret", "value")}
-        return *result, info | scalars | {"optimal_action": told["optimal_action"][0]}
+        return *result, info | {name: float(x[0]) if x.ndim == 1 else x[0] for name, x in told.items()}

@@ -120,15 +120,17 @@ class CertifiedVecEnv:
         """
         if self._pending is None:
             raise NotResetError("no actions are waiting", where="step_wait", instead="Call step_async first.")
-        seen, reward, _, truncated = self._core.step(rows_last(self._pending))
+        seen, reward, terminated, truncated = self._core.step(rows_last(self._pending))
+        done = terminated | truncated
         self._pending = None
         observations = self._cast(seen)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if self._core.idle:
-            for i in np.flatnonzero(truncated):
-                infos[i] = {"terminal_observation": observations[i].copy(), "TimeLimit.truncated": True}
-            observations = self._cast(self._core.reset(mask=truncated))
-        return observations, reward.astype(np.float32), truncated, infos
+            for i in np.flatnonzero(done):
+                cut = not terminated[i]
+                infos[i] = {"terminal_observation": observations[i].copy(), "TimeLimit.truncated": cut}
+            observations = self._cast(self._core.reset(mask=done))
+        return observations, reward.astype(np.float32), done, infos
 
     def close(self) -> None:
         """Do nothing: there is nothing to release."""

@@ -187,7 +187,8 @@ class CertifiedVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         seen, reward, terminated, truncated = self._core.step(rows_last(actions))
         infos: dict[str, Any] = {}
         if self._autoreset_mode is AutoresetMode.SAME_STEP:
-            ended = truncated if truncated.any() else None
+            over = terminated | truncated
+            ended = over if over.any() else None
             infos = {} if ended is None else _final_infos(rows_first(seen), ended)
         if ended is not None:
             seen = self._core.reset(mask=ended)

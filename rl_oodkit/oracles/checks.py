@@ -17,6 +17,7 @@ from ..core.errors import check_integer
 from ..core.seeds import stream
 from .baselines import oracle_policy
 from .rollouts import visited_states
+from .search import search_minimum
 
 # %% ../../nbs/oracles/16_checks.ipynb #row
 VERDICTS = ("passed", "failed", "not applicable", "noted")
@@ -305,6 +306,20 @@ def _box_actions(problem: Any, rng: np.random.Generator, count: int) -> np.ndarr
     return low + (high - low) * rng.random((problem.m, count))
 
 
+def _minimum(fixture: Any, s: np.ndarray, rng: np.random.Generator, starts: int) -> tuple[float, np.ndarray]:
+    """Minimise the backup at one state, with slopes or, where there are none, by trying."""
+    problem = fixture.problem
+    if fixture.oracle.smooth:
+        begin = _box_actions(problem, rng, starts)
+        return min((minimise_backup(fixture, s, a) for a in begin.T), key=lambda pair: pair[0])
+
+    def many(a: np.ndarray) -> np.ndarray:
+        """Evaluate the backup at many actions."""
+        return backup(fixture, np.repeat(s[:, None], a.shape[1], axis=1), a)
+
+    return search_minimum(many, problem.action_low, problem.action_high, rng)
+
+
 def check_minimum(fixture: Any, states: np.ndarray, *, count: int = 8, starts: int = 3, seed: int = 0) -> Row:
     """Run C3, an independent minimisation over the action.
 
@@ -336,9 +351,7 @@ def check_minimum(fixture: Any, states: np.ndarray, *, count: int = 8, starts: i
     chosen = states[:, :count]
     value, best = fixture.oracle.value(chosen), fixture.oracle.action(chosen)
     for i in range(chosen.shape[1]):
-        begin = _box_actions(fixture.problem, rng, starts)
-        tried = [minimise_backup(fixture, np.ascontiguousarray(chosen[:, i]), a) for a in begin.T]
-        lowest, action = min(tried, key=lambda pair: pair[0])
+        lowest, action = _minimum(fixture, np.ascontiguousarray(chosen[:, i]), rng, starts)
         errors = abs(lowest - value[i]) / (1 + abs(value[i])), np.abs(action - best[:, i]) / (1 + np.abs(best[:, i]))
         worst = max(worst, errors[0], float(errors[1].max()))
     return judge("C3", "independent minimiser", worst, 1e-6, f"{chosen.shape[1]} states, {starts} starts each")

@@ -136,10 +136,10 @@ def expected_residual(
     """
     check_policy(fixture, policy)
     problem, states = fixture.problem, _checked_states(fixture, states)
-    draws = check_integer(draws, "draws", minimum=1, maximum=2**24 // states.shape[1])
+    draws = check_integer(draws, "draws", minimum=1, maximum=2**24 // states.shape[1]) if problem.q else 1
     a = problem.clip(raw_actions(problem, policy, states))
     drawn = problem.noise(stream(seed, "critic-noise"), 2 * draws * states.shape[1])
-    w = drawn.reshape(problem.q, 2 * draws, -1).swapaxes(0, 1)
+    w = drawn.reshape(problem.q, 2 * draws, states.shape[1]).swapaxes(0, 1)
     now = problem.cost(states, a) - value(states)
     halves = [now + problem.discount * _mean_ahead(fixture, value, states, a, part) for part in (w[:draws], w[draws:])]
     return float(np.mean(halves)), float((halves[0] * halves[1]).mean())

@@ -35,6 +35,9 @@ class Oracle(ABC):
     ['action', 'advantage', 'expected_value', 'value']
     """
 
+    smooth: bool = True  # the cost to go has slopes in the action
+    bounded: bool = False  # the optimal action lies in the box by construction
+
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
 
@@ -59,6 +62,10 @@ class Oracle(ABC):
         quiet = np.zeros((self.problem.q, s.shape[1]), s.dtype)
         ahead = self.expected_value(self.problem.step(s, a, quiet))
         return self.problem.cost(s, a) + self.problem.discount * ahead
+
+    def extras(self, s: np.ndarray, a: np.ndarray) -> dict[str, np.ndarray]:
+        """Return further measures of actions (m, B) at states (n, B) by name, each of shape (B,); here none."""
+        return {}
 
 # %% ../../nbs/oracles/06_fixture.ipynb #quadraticoracle
 class QuadraticOracle(Oracle):
@@ -125,7 +132,7 @@ class Fixture:
     Examples
     --------
     >>> sorted(Fixture.__dataclass_fields__)
-    ['facts', 'id', 'oracle', 'problem', 'spec']
+    ['facts', 'id', 'inputs', 'oracle', 'problem', 'spec']
     """
 
     id: str  # of the environment
@@ -133,11 +140,13 @@ class Fixture:
     problem: Problem  # what a learner may have
     oracle: Oracle  # what it may not
     facts: Mapping[str, Any] = field(default_factory=dict)  # published values and remarks, plain data
+    inputs: Mapping[str, str] = field(default_factory=dict)  # digests of arrays that the parameters do not determine
 
     @property
     def digest(self) -> str:
-        """Return the sha256 of id and parameters, as hexadecimal text."""
-        return content_hash({"id": self.id, "spec": to_dict(self.spec)})
+        """Return the sha256 of id, parameters and inputs, as hexadecimal text."""
+        about = {"id": self.id, "spec": to_dict(self.spec)}
+        return content_hash(about | {"inputs": dict(self.inputs)} if self.inputs else about)
 
 
 def as_fixture(x: Any) -> Any:

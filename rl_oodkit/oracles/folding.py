@@ -33,8 +33,11 @@ def tent(u: np.ndarray) -> np.ndarray:
     >>> tent(np.array([0.0, 0.25, 0.5, 1.75, -0.25])).tolist()
     [0.0, 0.5, 1.0, 0.5, 0.5]
     """
-    remainder = u - np.floor(u)
-    return 1 - np.abs(1 - 2 * remainder)
+    folded = np.asarray(u - np.floor(u))
+    folded *= -2.0
+    folded += 1.0
+    np.abs(folded, out=folded)
+    return np.subtract(1.0, folded, out=folded)
 
 # %% ../../nbs/oracles/30_folding.ipynb #shell-points
 def shell_points(rng: np.random.Generator, n: int, count: int, distance: float | np.ndarray) -> np.ndarray:

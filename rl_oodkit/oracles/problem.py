@@ -104,6 +104,9 @@ class Problem(ABC):
     start: str = "train"  # the one in use
     dtype: Any = np.float64  # of all arithmetic
     memory: tuple[int, ...] = ()  # coordinates that carry coloured noise, if any
+    ends: bool = False  # an episode may end before the horizon, in a state that costs nothing any more
+    pays: bool = False  # costs may be negative, and the value is that of one episode
+    bounds: tuple[np.ndarray, np.ndarray] | None = None  # of observations, float64 of shape (o,) each; None for none
 
     def initial(self, rng: np.random.Generator, worlds: int) -> np.ndarray:
         """Draw start states, float array of shape (n, worlds)."""
@@ -119,7 +122,12 @@ class Problem(ABC):
 
     @abstractmethod
     def cost(self, s: np.ndarray, a: np.ndarray) -> np.ndarray:
-        """Return costs, 0 or more, shape (B,), of states (n, B) and actions (m, B)."""
+        """Return costs, shape (B,), of states (n, B) and actions (m, B); 0 or more unless the problem pays."""
+
+    def advance(self, s: np.ndarray, a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return next states, shape (n, B), and costs, shape (B,), of states (n, B), actions (m, B), noise (q, B)."""
+        cost = self.cost(s, a)
+        return self.step(s, a, w), cost
 
     def clip(self, a: np.ndarray) -> np.ndarray:
         """Return actions inside the box, shape (m, B)."""

@@ -6,8 +6,8 @@
 __all__ = ['Evaluation', 'evaluate', 'offset_of', 'regret_curve', 'remainder_bound', 'PolicyError', 'policy_error']
 
 # %% ../../nbs/oracles/11_regret.ipynb #regret-imports
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,9 @@ class Evaluation:
     clipped: np.ndarray  # float64 of shape (B,): share of steps that wanted to leave the box
     failed: np.ndarray  # int64 of shape (B,): step at which the world stopped being finite, -1 for never
     regret: np.ndarray  # float64 of shape (T,): mean over worlds of the discounted advantage of each step
+    extras: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # the oracle's further measures, (T,), means of worlds
 
     @property
     def return_gap(self) -> np.ndarray:
@@ -61,12 +64,12 @@ class Evaluation:
     @property
     def opt_gap(self) -> float:
         """Return the mean loss in units of the mean optimal cost."""
-        return float(self.gap.mean() / self.start_value.mean())
+        return float(self.gap.mean() / abs(self.start_value.mean()))
 
     @property
     def controllable_opt_gap(self) -> float:
         """Return the mean loss in units of the optimal cost without the noise floor."""
-        return float(self.gap.mean() / (self.start_value.mean() - self.offset))
+        return float(self.gap.mean() / abs(self.start_value.mean() - self.offset))
 
     @property
     def diverged(self) -> int:
@@ -82,6 +85,7 @@ class _Tally:
         names = ("gap", "gap_half", "cost", "error", "error_m", "clipped", "start_value", "tail")
         self.sums = {name: np.zeros(worlds) for name in names}
         self.failed, self.regret = np.full(worlds, -1), np.zeros(horizon)
+        self.extras: dict[str, np.ndarray] = {}
 
     @np.errstate(over="ignore", invalid="ignore")
     def add(self, moment: Moment, problem: Any) -> None:
@@ -105,6 +109,8 @@ class _Tally:
             axis=0
         )
         self.regret[moment.t] += weight * lost.sum() if moment.alive.all() else np.inf
+        for name, x in oracle.extras(s, a).items():
+            self.extras.setdefault(name, np.zeros(self.horizon))[moment.t] += x.sum()
         if moment.t == self.horizon - 1:
             self.sums["tail"][:] = problem.discount**self.horizon * oracle.value(moment.followers)
 
@@ -183,16 +189,18 @@ def evaluate(
     horizon = check_integer(problem.horizon if horizon is None else horizon, "horizon", minimum=2)
     batch = check_integer(batch, "batch", minimum=1)
     check_length(problem, min(batch, len(seeds)), horizon)
-    parts, regret = [], np.zeros(horizon)
+    parts, regret, extras = [], np.zeros(horizon), dict[str, np.ndarray]()
     for first in range(0, len(seeds), batch):
         tally = _Tally(fixture, policy, len(seeds[first : first + batch]), horizon)
         for moment in rollout_states(problem, policy, seeds[first : first + batch], horizon):
             tally.add(moment, problem)
         parts.append(tally.close(problem.discount))
         regret += tally.regret / len(seeds)
+        for name, x in tally.extras.items():
+            extras[name] = extras.get(name, 0.0) + x / len(seeds)
     joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     facts = (policy.name, fixture.id, fixture.digest, seeds, horizon, problem.discount, offset_of(fixture.oracle))
-    return Evaluation(*facts, **joined, regret=regret)
+    return Evaluation(*facts, **joined, regret=regret, extras=extras)
 
 
 def offset_of(oracle: Any) -> float:

@@ -187,7 +187,7 @@ def _moment(problem: Any, policy: StatePolicy, t: int, s: np.ndarray, w: np.ndar
     """Let all worlds make one step, and find out which are still finite."""
     raw = raw_actions(problem, policy, s)
     a = problem.clip(raw)
-    costs, after = problem.cost(s, a), problem.step(s, a, w)
+    after, costs = problem.advance(s, a, w)
     good = alive & np.isfinite(raw).all(axis=0) & np.isfinite(costs) & np.isfinite(after).all(axis=0)
     return Moment(t, s, a, costs, np.where(good, after, 0.0), good)
 

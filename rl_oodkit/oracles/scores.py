@@ -35,13 +35,13 @@ class Settling:
     @property
     def settled(self) -> bool:
         """Tell whether both costs are finite and agree within five per cent."""
-        return not self.diverged and abs(self.cost_double - self.cost) <= 0.05 * self.cost
+        return not self.diverged and abs(self.cost_double - self.cost) <= 0.05 * abs(self.cost)
 
     def __str__(self) -> str:
         """Say it in words."""
         if self.settled:
             return f"settled: {self.cost:.4g} at T, {self.cost_double:.4g} at 2T"
-        grown = self.diverged or self.cost_double > 2 * self.cost
+        grown = self.diverged or self.cost_double > self.cost + abs(self.cost)
         lost = f", {self.diverged} worlds not finite" if self.diverged else ""
         return f"{'diverges' if grown else 'not settled'}: {self.cost:.4g} at T, {self.cost_double:.4g} at 2T{lost}"
 

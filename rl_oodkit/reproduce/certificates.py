@@ -26,6 +26,9 @@ VARIANTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "rl_oodkit/PlanarQuadrotor-v1": ("parameters=plain",),
         "rl_oodkit/PointMass-v1": _SETS,
         "rl_oodkit/Quadrotor-v1": ("parameters=published", "parameters=earlier"),
+        "rl_oodkit/SME-v1": tuple(
+            f"preset={name}" for name in ("small", "large", "sparse", "complex", "strict", "noisy", "published")
+        ),
         "rl_oodkit/ThreeLinkArm-v1": _SETS[:1],
         "rl_oodkit/TwoLinkArm-v1": _SETS,
         "rl_oodkit/Unicycle-v1": _SETS,

@@ -54,7 +54,7 @@ def plant_of_line(line: str) -> Fixture:
     env_id, *words = line.split()
     return of(env_id, **read_settings(words))
 
-
+# %% ../../nbs/reproduce/17_measurements.ipynb #short-name
 def short_name(line: str) -> str:
     """Return a line without what all lines share.
 
@@ -74,6 +74,27 @@ def short_name(line: str) -> str:
     """
     short = line.removeprefix("rl_oodkit/").replace("-v1", "", 1)
     return short.replace(" parameters=", " ").replace(" level=", " ")
+
+# %% ../../nbs/reproduce/17_measurements.ipynb #half-width
+def _half_width(start: str) -> float:
+    """Read the half-width of a cube."""
+    try:
+        half = float(start.removeprefix("cube "))
+    except ValueError:
+        half = -1.0
+    if not 0 <= half < float("inf"):
+        raise ParameterError(f"{start!r} is no cube", where="with_starts", instead="Write 'cube 1.5'.")
+    return half
+
+# %% ../../nbs/reproduce/17_measurements.ipynb #started
+def _started(problem: Any, start: str) -> Any:
+    """Return a problem whose worlds start as told; the given one is not changed."""
+    if not start.startswith("cube "):
+        return problem.with_start(start) if start else copy.copy(problem)
+    half, problem = _half_width(start), copy.copy(problem)
+    cube = UniformStart((-half,) * problem.n, (half,) * problem.n)
+    problem.starts = dict.fromkeys(problem.starts, cube)
+    return problem
 
 # %% ../../nbs/reproduce/17_measurements.ipynb #with-starts
 def with_starts(fixture: Fixture, start: str = "", horizon: int = 0) -> Fixture:
@@ -105,27 +126,10 @@ def with_starts(fixture: Fixture, start: str = "", horizon: int = 0) -> Fixture:
     >>> with_starts(small_fixture(), "cube 0").problem.initial(np.random.default_rng(0), 1).ravel().tolist()
     [0.0, 0.0]
     """
-    problem, oracle = copy.copy(fixture.problem), copy.copy(fixture.oracle)
-    if start.startswith("cube "):
-        half = _half_width(start)
-        cube = UniformStart((-half,) * problem.n, (half,) * problem.n)
-        problem.starts = dict.fromkeys(problem.starts, cube)
-    elif start:
-        problem = problem.with_start(start)
+    problem, oracle = _started(fixture.problem, start), copy.copy(fixture.oracle)
     problem.horizon = horizon or problem.horizon
     oracle.problem = problem
     return dataclasses.replace(fixture, problem=problem, oracle=oracle)
-
-
-def _half_width(start: str) -> float:
-    """Read the half-width of a cube."""
-    try:
-        half = float(start.removeprefix("cube "))
-    except ValueError:
-        half = -1.0
-    if not 0 <= half < float("inf"):
-        raise ParameterError(f"{start!r} is no cube", where="with_starts", instead="Write 'cube 1.5'.")
-    return half
 
 # %% ../../nbs/reproduce/17_measurements.ipynb #unit
 def plant_unit(task: str, line: str, seed: int = 0, **params: Any) -> RunSpec:
@@ -156,7 +160,7 @@ def plant_unit(task: str, line: str, seed: int = 0, **params: Any) -> RunSpec:
     inputs = {"plant": fixture.digest, "code": content_hash(code_digest(fixture))}
     return RunSpec(task, {"line": line, **params}, seed, inputs=inputs)
 
-
+# %% ../../nbs/reproduce/17_measurements.ipynb #one-by-one
 def one_by_one(function: str, units: Sequence[RunSpec]) -> list[Group]:
     """Make a group of every unit, so that workers share the units among them.
 
@@ -177,6 +181,17 @@ def one_by_one(function: str, units: Sequence[RunSpec]) -> list[Group]:
     []
     """
     return [Group(function, {"name": f"{u.task} of {short_name(u.params['line'])}"}, (u,)) for u in units]
+
+# %% ../../nbs/reproduce/17_measurements.ipynb #loss-row
+def _loss_row(line: str, gain: float, start: str, horizon: int, worlds: int) -> dict[str, Any]:
+    """Return what one wrong gain loses, with its error and the optimal cost."""
+    fixture = with_starts(plant_of_line(line), start, horizon)
+    policy = ScaledOracle(fixture.oracle, gain) if gain else ZeroPolicy(fixture.problem.m)
+    found = evaluate(fixture, policy, range(worlds))
+    with np.errstate(invalid="ignore"):
+        error = float(found.gap.std(ddof=1) / len(found.gap) ** 0.5)
+    row = {"line": line, "gain": gain, "start": start, "gap": found.gap_mean, "se": error}
+    return row | {"value": float(found.start_value.mean()), "diverged": found.diverged}
 
 # %% ../../nbs/reproduce/17_measurements.ipynb #losses
 _HOME = "rl_oodkit.reproduce.measurements"
@@ -199,16 +214,9 @@ def loss_units(payload: dict[str, Any], units: Sequence[RunSpec], save: Callable
     >>> loss_units({}, (), print)
     """
     for unit in units:
-        p = unit.params
-        fixture = with_starts(plant_of_line(p["line"]), p["start"], p["horizon"])
-        policy = ScaledOracle(fixture.oracle, p["gain"]) if p["gain"] else ZeroPolicy(fixture.problem.m)
-        found = evaluate(fixture, policy, range(p["worlds"]))
-        with np.errstate(invalid="ignore"):
-            error = float(found.gap.std(ddof=1) / len(found.gap) ** 0.5)
-        row = {"line": p["line"], "gain": p["gain"], "start": p["start"], "gap": found.gap_mean, "se": error}
-        save(unit, pd.DataFrame([row | {"value": float(found.start_value.mean()), "diverged": found.diverged}]))
+        save(unit, pd.DataFrame([_loss_row(**unit.params)]))
 
-
+# %% ../../nbs/reproduce/17_measurements.ipynb #loss-groups
 def loss_groups(line: str, gains: Sequence[float], *, worlds: int, start: str = "", horizon: int = 0) -> list[Group]:
     """List the work of measuring what wrong gains lose.
 
@@ -260,7 +268,7 @@ def worse_gain(gain: float, ratio: float = 1.05) -> float:
     """
     return 1.0 + (gain - 1.0) * ratio**0.5
 
-
+# %% ../../nbs/reproduce/17_measurements.ipynb #spread-units
 def spread_units(payload: dict[str, Any], units: Sequence[RunSpec], save: Callable[..., None]) -> None:
     """Measure the spread of estimators; called by `rl_oodkit.core.runs.run_units`.
 
@@ -287,7 +295,7 @@ def spread_units(payload: dict[str, Any], units: Sequence[RunSpec], save: Callab
             frame = separation_table(fixture, policy, ScaledOracle(fixture.oracle, worse_gain(p["gain"])), worlds)
         save(unit, frame.assign(line=p["line"], gain=p["gain"]))
 
-
+# %% ../../nbs/reproduce/17_measurements.ipynb #spread-groups
 def spread_groups(
     task: str, line: str, gains: Sequence[float], *, worlds: int, start: str = "", horizon: int = 0
 ) -> list[Group]:

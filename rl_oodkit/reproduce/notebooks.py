@@ -24,7 +24,7 @@ from .kernels import guilty_cell, run_kernel
 from .parameters import check_parameters
 from .provenance import versions
 
-# %% ../../nbs/reproduce/00_notebooks.ipynb #outcome
+# %% ../../nbs/reproduce/00_notebooks.ipynb #job
 @dataclass(frozen=True)
 class Job:
     """Ask for one run of a notebook.
@@ -51,7 +51,7 @@ class Job:
     parameters: dict[str, Any] = field(default_factory=dict)
     after: tuple[str, ...] = ()
 
-
+# %% ../../nbs/reproduce/00_notebooks.ipynb #outcome
 @dataclass(frozen=True)
 class Outcome:
     """Say how a run of a notebook ended.
@@ -90,7 +90,7 @@ def _digests(folder: Path) -> dict[str, dict[str, Any]]:
     files = (p for p in sorted(folder.rglob("*")) if p.is_file() and not p.name.startswith(MANIFEST))
     return {p.relative_to(folder).as_posix(): {"sha256": sha256_file(p), "bytes": p.stat().st_size} for p in files}
 
-
+# %% ../../nbs/reproduce/00_notebooks.ipynb #read-manifest
 def read_manifest(folder: Path | str) -> dict[str, Any] | None:
     """Return a result folder's manifest if the folder is whole.
 
@@ -139,7 +139,7 @@ def _replace_folder(stage: Path, final: Path) -> None:
     stage.rename(final)
     shutil.rmtree(aside, ignore_errors=True)
 
-
+# %% ../../nbs/reproduce/00_notebooks.ipynb #fail
 def _fail(job: Job, stage: Path, out_dir: Path, why: str) -> NotebookError:
     """Keep the half-done notebook apart, and return the error to raise."""
     executed, kept = stage / f"{job.name}.ipynb", out_dir / f"{job.name}.failed.ipynb"
@@ -163,6 +163,46 @@ def _execute(job: Job, parameters: dict[str, Any], stage: Path, timeout: float |
         load_json(stage / SUMMARY)
     except (OSError, RlOodkitError) as damage:
         return f"no sound {SUMMARY} was written ({damage})"
+    return ""
+
+# %% ../../nbs/reproduce/00_notebooks.ipynb #declared
+def _declared(job: Job) -> dict[str, Any]:
+    """Return the checked parameters of a job without the output folder."""
+    parameters = check_parameters(job.path, job.parameters)
+    if "out" not in parameters:
+        raise ParameterError("no parameter 'out'", where=job.path.name, instead="Declare `out: str` in the notebook.")
+    return {name: value for name, value in parameters.items() if name != "out"}
+
+# %% ../../nbs/reproduce/00_notebooks.ipynb #seal
+def _seal(job: Job, stage: Path, final: Path, record: dict[str, Any]) -> None:
+    """Write the manifest, the last file of a run, and rename the folder into place."""
+    manifest = {
+        "experiment": job.name,
+        "notebook": job.path.name,
+        **record,
+        "wall_seconds": round(record["wall_seconds"], 2),
+        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "versions": versions(),
+        "files": _digests(stage),
+    }
+    save_json(stage / MANIFEST, manifest)
+    _replace_folder(stage, final)
+
+# %% ../../nbs/reproduce/00_notebooks.ipynb #attempt
+def _attempt(job: Job, stage: Path, final: Path, record: dict[str, Any], timeout: float | None, started: float) -> str:
+    """Run a notebook and put its results in place; return an empty text, or why that failed."""
+    shutil.rmtree(stage, ignore_errors=True)
+    try:
+        stage.mkdir(parents=True)
+        if why := _execute(job, record["parameters"], stage, timeout):
+            return why
+        _seal(job, stage, final, record | {"wall_seconds": time.perf_counter() - started})
+        final.with_name(f"{job.name}.failed.ipynb").unlink(missing_ok=True)
+    except KeyboardInterrupt:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise RunInterrupted(f"stopped in {job.path.name}", instead="Run the same command again to resume.") from None
+    except OSError as fault:
+        return f"{type(fault).__name__}: {fault}"
     return ""
 
 # %% ../../nbs/reproduce/00_notebooks.ipynb #run-notebook
@@ -206,44 +246,10 @@ def run_notebook(job: Job, out_dir: Path | str, *, timeout: float | None = None,
     previous = None if force else read_manifest(final)
     if previous is not None and previous.get("key") == key:
         return Outcome(job.name, "skipped", final)
-    shutil.rmtree(stage, ignore_errors=True)
-    try:
-        stage.mkdir(parents=True)
-        why = _execute(job, parameters, stage, timeout)
-        seconds = time.perf_counter() - started
-        if not why:
-            _seal(job, stage, final, {"key": key, "parameters": parameters, "inputs": inputs, "wall_seconds": seconds})
-            (out_dir / f"{job.name}.failed.ipynb").unlink(missing_ok=True)
-            return Outcome(job.name, "done", final, seconds)
-    except KeyboardInterrupt:
-        shutil.rmtree(stage, ignore_errors=True)
-        raise RunInterrupted(f"stopped in {job.path.name}", instead="Run the same command again to resume.") from None
-    except OSError as fault:
-        why = f"{type(fault).__name__}: {fault}"
-    raise _fail(job, stage, out_dir, why)
-
-
-def _declared(job: Job) -> dict[str, Any]:
-    """Return the checked parameters of a job without the output folder."""
-    parameters = check_parameters(job.path, job.parameters)
-    if "out" not in parameters:
-        raise ParameterError("no parameter 'out'", where=job.path.name, instead="Declare `out: str` in the notebook.")
-    return {name: value for name, value in parameters.items() if name != "out"}
-
-
-def _seal(job: Job, stage: Path, final: Path, record: dict[str, Any]) -> None:
-    """Write the manifest, the last file of a run, and rename the folder into place."""
-    manifest = {
-        "experiment": job.name,
-        "notebook": job.path.name,
-        **record,
-        "wall_seconds": round(record["wall_seconds"], 2),
-        "finished": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "versions": versions(),
-        "files": _digests(stage),
-    }
-    save_json(stage / MANIFEST, manifest)
-    _replace_folder(stage, final)
+    record = {"key": key, "parameters": parameters, "inputs": inputs}
+    if why := _attempt(job, stage, final, record, timeout, started):
+        raise _fail(job, stage, out_dir, why)
+    return Outcome(job.name, "done", final, time.perf_counter() - started)
 
 # %% ../../nbs/reproduce/00_notebooks.ipynb #waves
 def _waves(jobs: Sequence[Job]) -> list[list[Job]]:
@@ -259,7 +265,7 @@ def _waves(jobs: Sequence[Job]) -> list[list[Job]]:
         rest = [job for job in rest if job not in wave]
     return waves
 
-
+# %% ../../nbs/reproduce/00_notebooks.ipynb #sweep
 def _sweep(out_dir: Path) -> None:
     """Remove working folders of runs whose process is gone."""
     for stage in out_dir.glob(".*.*.part"):
@@ -270,7 +276,7 @@ def _sweep(out_dir: Path) -> None:
         except PermissionError:
             continue
 
-
+# %% ../../nbs/reproduce/00_notebooks.ipynb #task
 @dataclass(frozen=True)
 class _Task:
     """Carry what a worker needs to run one job."""
@@ -294,6 +300,30 @@ def _run_job(task: _Task) -> Outcome:
         raise KeyboardInterrupt from None  # an executor takes any Exception for the item's failure
     except RlOodkitError as error:
         return Outcome(task.name, "failed", task.out_dir / task.name, error=str(error))
+
+# %% ../../nbs/reproduce/00_notebooks.ipynb #finish
+def _finish(tasks: list[_Task], executor: Executor) -> Iterator[Outcome]:
+    """Yield outcomes as they come; if a worker process dies, what was left has failed."""
+    left = {task.name: task for task in tasks}
+    try:
+        for _, outcome in executor.map(_run_job, tasks):
+            del left[outcome.name]
+            yield outcome
+    except UnitFailedError as error:
+        for task in left.values():
+            yield Outcome(task.name, "failed", task.out_dir / task.name, error=str(error))
+
+# %% ../../nbs/reproduce/00_notebooks.ipynb #ready
+def _ready(wave: list[Job], outcomes: dict[str, Outcome], out_dir: Path, tell: Callable[[Outcome], None]) -> list[Job]:
+    """Return the jobs whose predecessors succeeded; record the others as failed."""
+    failed = {name for name, outcome in outcomes.items() if outcome.status == "failed"}
+    for job in wave:
+        if lack := sorted(failed & set(job.after)):
+            outcomes[job.name] = Outcome(
+                job.name, "failed", out_dir / job.name, error=f"not run: {', '.join(lack)} failed"
+            )
+            tell(outcomes[job.name])
+    return [job for job in wave if job.name not in outcomes]
 
 # %% ../../nbs/reproduce/00_notebooks.ipynb #run-notebooks
 def run_notebooks(
@@ -353,27 +383,3 @@ def run_notebooks(
         said = f"stopped after {len(outcomes)} of {len(jobs)} notebooks"
         raise RunInterrupted(said, instead="Run the same command again to resume.") from None
     return [outcomes[job.name] for job in jobs]
-
-
-def _finish(tasks: list[_Task], executor: Executor) -> Iterator[Outcome]:
-    """Yield outcomes as they come; if a worker process dies, what was left has failed."""
-    left = {task.name: task for task in tasks}
-    try:
-        for _, outcome in executor.map(_run_job, tasks):
-            del left[outcome.name]
-            yield outcome
-    except UnitFailedError as error:
-        for task in left.values():
-            yield Outcome(task.name, "failed", task.out_dir / task.name, error=str(error))
-
-
-def _ready(wave: list[Job], outcomes: dict[str, Outcome], out_dir: Path, tell: Callable[[Outcome], None]) -> list[Job]:
-    """Return the jobs whose predecessors succeeded; record the others as failed."""
-    failed = {name for name, outcome in outcomes.items() if outcome.status == "failed"}
-    for job in wave:
-        if lack := sorted(failed & set(job.after)):
-            outcomes[job.name] = Outcome(
-                job.name, "failed", out_dir / job.name, error=f"not run: {', '.join(lack)} failed"
-            )
-            tell(outcomes[job.name])
-    return [job for job in wave if job.name not in outcomes]

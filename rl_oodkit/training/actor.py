@@ -6,7 +6,7 @@
 __all__ = ['Frame', 'Actor', 'actor_of', 'TrainedPolicy', 'trained_policy', 'save_actor', 'load_actor_card', 'load_actor']
 
 # %% ../../nbs/training/10_actor.ipynb #actor-imports
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,32 @@ from ..oracles.fixture import Fixture
 from ..oracles.problem import Problem
 from ..oracles.rollouts import check_same_fixture
 from .policy import _blocks, _checked_layers
+
+# %% ../../nbs/training/10_actor.ipynb #normalised
+def _normalised(o: np.ndarray, mean: np.ndarray, scale: np.ndarray, clip: float) -> np.ndarray:
+    """Return normalised observations, float32 of shape (B, o), of observations (o, B)."""
+    rows = o.T.astype(np.float32)
+    return np.clip((rows - mean) / scale, -clip, clip).astype(np.float32)
+
+# %% ../../nbs/training/10_actor.ipynb #into-box
+def _into_box(z: np.ndarray, low: np.ndarray, high: np.ndarray, output: str) -> np.ndarray:
+    """Return actions in the box, float64 of shape (m, B), of outputs (B, m)."""
+    z, low, high = z.T.astype(np.float64), low[:, None], high[:, None]
+    if output == "raw":
+        return np.clip(z, low, high)
+    unit = np.tanh(z) if output == "tanh" else np.clip(z, -1.0, 1.0)
+    return low + 0.5 * (high - low) * (1 + unit)
+
+# %% ../../nbs/training/10_actor.ipynb #check-frame
+def _check_frame(frame: "Frame") -> None:
+    """Raise if statistics, box or functions cannot be meant."""
+    shapes = frame.mean.shape == frame.scale.shape and frame.low.shape == frame.high.shape
+    numbers = np.concatenate([frame.mean, frame.scale, frame.low, frame.high])
+    if not shapes or not np.isfinite(numbers).all() or (frame.scale <= 0).any() or (frame.low >= frame.high).any():
+        raise CheckpointError("the actor's scales or its box make no sense", where=f"scale {frame.scale}")
+    if frame.hidden not in ("tanh", "relu") or frame.output not in ("unit", "tanh", "raw") or not frame.clip > 0:
+        what = f"hidden units {frame.hidden!r}, output {frame.output!r}, clip {frame.clip}"
+        raise CheckpointError(what, instead="Use tanh or relu; unit, tanh or raw; a positive bound.")
 
 # %% ../../nbs/training/10_actor.ipynb #frame
 @dataclass(frozen=True, eq=False)
@@ -46,26 +72,30 @@ class Frame:
     hidden: str = "tanh"  # function of the hidden units, "tanh" or "relu"
 
     def __post_init__(self) -> None:
-        shapes = self.mean.shape == self.scale.shape and self.low.shape == self.high.shape
-        numbers = np.concatenate([self.mean, self.scale, self.low, self.high])
-        if not shapes or not np.isfinite(numbers).all() or (self.scale <= 0).any() or (self.low >= self.high).any():
-            raise CheckpointError("the actor's scales or its box make no sense", where=f"scale {self.scale}")
-        if self.hidden not in ("tanh", "relu") or self.output not in ("unit", "tanh", "raw") or not self.clip > 0:
-            what = f"hidden units {self.hidden!r}, output {self.output!r}, clip {self.clip}"
-            raise CheckpointError(what, instead="Use tanh or relu; unit, tanh or raw; a positive bound.")
+        _check_frame(self)
 
     def before(self, o: np.ndarray) -> np.ndarray:
         """Return normalised observations, float32 of shape (B, o), of observations (o, B)."""
-        rows = o.T.astype(np.float32)
-        return np.clip((rows - self.mean) / self.scale, -self.clip, self.clip).astype(np.float32)
+        return _normalised(o, self.mean, self.scale, self.clip)
 
     def behind(self, z: np.ndarray) -> np.ndarray:
         """Return actions in the box, float64 of shape (m, B), of outputs (B, m)."""
-        z, low, high = z.T.astype(np.float64), self.low[:, None], self.high[:, None]
-        if self.output == "raw":
-            return np.clip(z, low, high)
-        unit = np.tanh(z) if self.output == "tanh" else np.clip(z, -1.0, 1.0)
-        return low + 0.5 * (high - low) * (1 + unit)
+        return _into_box(z, self.low, self.high, self.output)
+
+# %% ../../nbs/training/10_actor.ipynb #forward
+def _forward(layers: Sequence[tuple[np.ndarray, np.ndarray]], rows: np.ndarray, hidden: str) -> np.ndarray:
+    """Return the outputs of a network, float32 of shape (B, m), of float32 rows (B, o)."""
+    x = _blocks(rows)
+    for w, b in layers[:-1]:
+        x = x @ w + b
+        x = np.tanh(x, out=x) if hidden == "tanh" else np.maximum(x, 0, out=x)
+    w, b = layers[-1]
+    return (x @ w + b).reshape(-1, len(b))[: len(rows)]
+
+# %% ../../nbs/training/10_actor.ipynb #named
+def _named(layers: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the arrays of layers by name: w0, b0, w1, and so on."""
+    return {f"{k}{i}": v for i, pair in enumerate(layers) for k, v in zip("wb", pair, strict=True)}
 
 # %% ../../nbs/training/10_actor.ipynb #actor
 class Actor:
@@ -100,13 +130,12 @@ class Actor:
     @property
     def tensors(self) -> dict[str, np.ndarray]:
         """Return weights and frame by name, arrays of shape (...)."""
-        named = {f"{k}{i}": v for i, pair in enumerate(self._layers) for k, v in zip("wb", pair, strict=True)}
-        return named | {k: getattr(self.frame, k) for k in ("mean", "scale", "low", "high")}
+        return _named(self._layers) | {k: getattr(self.frame, k) for k in ("mean", "scale", "low", "high")}
 
     @property
     def sha256(self) -> str:
         """Return the digest of all that determines the actor, as hexadecimal text."""
-        about = [self.frame.output, self.frame.hidden, _told(self.frame.clip)]
+        about = [self.frame.output, self.frame.hidden, self.frame.clip if np.isfinite(self.frame.clip) else "none"]
         return content_hash({"tensors": self.tensors, "about": about})
 
     def act(self, o: np.ndarray) -> np.ndarray:
@@ -114,36 +143,38 @@ class Actor:
         rows = self.frame.before(check_array(o, "observations", ndim=2, dtype=np.float64))
         if rows.shape[1] != len(self.frame.mean):
             check_array(rows, "observations, transposed", ndim=2, width=len(self.frame.mean))
-        x = _blocks(rows)
-        for w, b in self._layers[:-1]:
-            x = x @ w + b
-            x = np.tanh(x, out=x) if self.frame.hidden == "tanh" else np.maximum(x, 0, out=x)
-        w, b = self._layers[-1]
-        return self.frame.behind((x @ w + b).reshape(-1, len(b))[: len(rows)])
+        return self.frame.behind(_forward(self._layers, rows, self.frame.hidden))
 
-
-def _told(clip: float) -> str | float:
-    """Return a bound in a form that JSON has."""
-    return clip if np.isfinite(clip) else "none"
-
-# %% ../../nbs/training/10_actor.ipynb #actor-of
+# %% ../../nbs/training/10_actor.ipynb #linear-layers
 def _linear_layers(model: Any) -> list[Any]:
     """Return the linear layers of a learner's deterministic policy, in order."""
     import torch
 
-    policy = model.policy
-    if hasattr(policy, "action_net"):
-        parts = [policy.mlp_extractor.policy_net, policy.action_net]
+    if hasattr(model.policy, "action_net"):
+        parts = [model.policy.mlp_extractor.policy_net, model.policy.action_net]
     else:
-        parts = [part for name in ("latent_pi", "mu") if (part := getattr(policy.actor, name, None)) is not None]
+        parts = [p for name in ("latent_pi", "mu") if (p := getattr(model.policy.actor, name, None)) is not None]
     return [m for part in parts for m in part.modules() if isinstance(m, torch.nn.Linear)]
 
+# %% ../../nbs/training/10_actor.ipynb #statistics
+def _statistics_of(model: Any) -> tuple[np.ndarray, np.ndarray, float]:
+    """Return mean and scale of the observations, float64 of shape (o,), and the bound."""
+    normal, width = model.get_vec_normalize_env(), model.observation_space.shape[0]
+    if normal is None or not normal.norm_obs:
+        return np.zeros(width), np.ones(width), np.inf
+    return normal.obs_rms.mean.copy(), np.sqrt(normal.obs_rms.var + normal.epsilon), float(normal.clip_obs)
 
-def _hidden_of(model: Any) -> str:
-    """Return the name of a learner's hidden function."""
-    return {"Tanh": "tanh", "ReLU": "relu"}[model.policy.activation_fn.__name__]
 
+def _box_of(model: Any) -> tuple[np.ndarray, np.ndarray, str]:
+    """Return the plant's box, float64 of shape (m,) twice, and the unit of the network's output."""
+    whole = getattr(model.env, "plant_box", None)
+    space = model.action_space if whole is None else whole
+    low, high = (np.asarray(x, np.float64) for x in (space.low, space.high))
+    if not hasattr(model.policy, "action_net"):
+        return low, high, "tanh"
+    return low, high, "raw" if whole is None else "unit"
 
+# %% ../../nbs/training/10_actor.ipynb #actor-of
 def actor_of(model: Any) -> Actor:
     """Extract the deterministic policy of a learner, with the statistics of its observations.
 
@@ -163,26 +194,11 @@ def actor_of(model: Any) -> Actor:
     [2.0]
     """
     layers = [(m.weight.detach().numpy().T, m.bias.detach().numpy()) for m in _linear_layers(model)]
-    weights = {
-        f"{k}{i}": np.array(v, order="C") for i, pair in enumerate(layers) for k, v in zip("wb", pair, strict=True)
-    }
-    normal, width = model.get_vec_normalize_env(), model.observation_space.shape[0]
-    mean, scale, clip = np.zeros(width), np.ones(width), np.inf
-    if normal is not None and normal.norm_obs:
-        mean, clip = normal.obs_rms.mean.copy(), float(normal.clip_obs)
-        scale = np.sqrt(normal.obs_rms.var + normal.epsilon)
+    weights = {k: np.array(v, order="C") for k, v in _named(layers).items()}
+    hidden = {"Tanh": "tanh", "ReLU": "relu"}[model.policy.activation_fn.__name__]
+    mean, scale, clip = _statistics_of(model)
     low, high, output = _box_of(model)
-    return Actor(weights, Frame(mean, scale, clip, low, high, output, _hidden_of(model)))
-
-
-def _box_of(model: Any) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return the plant's box, float64 of shape (m,) twice, and the unit of the network's output."""
-    whole = getattr(model.env, "plant_box", None)
-    space = model.action_space if whole is None else whole
-    low, high = (np.asarray(x, np.float64) for x in (space.low, space.high))
-    if not hasattr(model.policy, "action_net"):
-        return low, high, "tanh"
-    return low, high, "raw" if whole is None else "unit"
+    return Actor(weights, Frame(mean, scale, clip, low, high, output, hidden))
 
 # %% ../../nbs/training/10_actor.ipynb #trainedpolicy
 @dataclass(frozen=True, eq=False)
@@ -204,7 +220,7 @@ class TrainedPolicy:
         """Return actions, float64 of shape (m, B), for states of shape (n, B)."""
         return self.actor.act(self.problem.observe(s))
 
-
+# %% ../../nbs/training/10_actor.ipynb #trained-policy
 def trained_policy(actor: Actor, fixture: Fixture, name: str) -> TrainedPolicy:
     """Bind an actor to the fixture of its training.
 
@@ -277,14 +293,20 @@ def save_actor(folder: str | Path, policy: TrainedPolicy, card: Mapping[str, Any
     path, frame = Path(folder) / f"{policy.name}.safetensors", policy.actor.frame
     about = {"format": _FORMAT, "name": policy.name, "fixture_digest": policy.fixture_digest}
     about |= {"policy_sha256": policy.actor.sha256, "output": frame.output, "hidden_function": frame.hidden}
-    page = {**card, **about, "clip": _told(frame.clip)}
+    page = {**card, **about, "clip": frame.clip if np.isfinite(frame.clip) else "none"}
     to_json(page)
     path.parent.mkdir(parents=True, exist_ok=True)
     save_tensors(path, policy.actor.tensors, {"format": _FORMAT, "name": policy.name})
     save_json(path.with_suffix(".json"), page)
     return path
 
-# %% ../../nbs/training/10_actor.ipynb #load-actor
+# %% ../../nbs/training/10_actor.ipynb #load-card
+def _beside(path: str | Path, suffix: str) -> Path:
+    """Return the file of a pair with this suffix, from either of the two."""
+    stem = Path(path).name.removesuffix(".safetensors").removesuffix(".json")
+    return Path(path).with_name(stem + suffix)
+
+
 def load_actor_card(path: str | Path) -> dict[str, Any]:
     """Read the card of a trained policy.
 
@@ -308,20 +330,32 @@ def load_actor_card(path: str | Path) -> dict[str, Any]:
     --------
     See `load_actor`.
     """
-    path = Path(path).with_name(Path(path).name.removesuffix(".safetensors").removesuffix(".json") + ".json")
+    path = _beside(path, ".json")
     card = load_json(path)
     if not isinstance(card, dict) or card.get("format") != _FORMAT:
         raise ForeignFileError(f"{path} is not the card of an actor", instead=f"Its format should be {_FORMAT}.")
-    texts = ("name", "fixture_digest", "policy_sha256", "output", "hidden_function")
+    texts, clip = ("name", "fixture_digest", "policy_sha256", "output", "hidden_function"), card.get("clip")
     wrong = [key for key in texts if not isinstance(card.get(key), str)]
-    clip = card.get("clip")
     if clip != "none" and (isinstance(clip, bool) or not isinstance(clip, (int, float))):
         wrong.append("clip")
     if wrong:
         raise CheckpointError(f"{path} lacks a usable {wrong[0]!r}", instead="Save the actor again with `save_actor`.")
     return card
 
+# %% ../../nbs/training/10_actor.ipynb #actor-from
+def _actor_from(path: str | Path, card: Mapping[str, Any]) -> Actor:
+    """Return the actor of a pair of files, checked against its card."""
+    tensors, metadata = load_tensors(_beside(path, ".safetensors"))
+    around = {k: tensors.pop(k, np.zeros(0)) for k in ("mean", "scale", "low", "high")}
+    if metadata.get("format") != _FORMAT:
+        raise ForeignFileError(f"{path} holds no actor", instead=f"Its format should be {_FORMAT}.")
+    clip = float(card["clip"]) if card["clip"] != "none" else np.inf
+    actor = Actor(tensors, Frame(**around, clip=clip, output=card["output"], hidden=card["hidden_function"]))
+    if actor.sha256 != card["policy_sha256"]:
+        raise CheckpointError(f"the card beside {path} describes another actor", instead="Make the pair again.")
+    return actor
 
+# %% ../../nbs/training/10_actor.ipynb #load-actor
 def load_actor(path: str | Path, fixture: Fixture) -> TrainedPolicy:
     """Read a trained policy for the fixture that it was trained for.
 
@@ -360,17 +394,3 @@ def load_actor(path: str | Path, fixture: Fixture) -> TrainedPolicy:
     policy = TrainedPolicy(_actor_from(path, card), fixture.problem, card["name"], card["fixture_digest"])
     check_same_fixture(fixture, policy)
     return policy
-
-
-def _actor_from(path: str | Path, card: Mapping[str, Any]) -> Actor:
-    """Return the actor of a pair of files, checked against its card."""
-    stem = Path(path).name.removesuffix(".safetensors").removesuffix(".json")
-    tensors, metadata = load_tensors(Path(path).with_name(f"{stem}.safetensors"))
-    around = {k: tensors.pop(k, np.zeros(0)) for k in ("mean", "scale", "low", "high")}
-    if metadata.get("format") != _FORMAT:
-        raise ForeignFileError(f"{path} holds no actor", instead=f"Its format should be {_FORMAT}.")
-    clip = np.inf if card["clip"] == "none" else float(card["clip"])
-    actor = Actor(tensors, Frame(**around, clip=clip, output=card["output"], hidden=card["hidden_function"]))
-    if actor.sha256 != card["policy_sha256"]:
-        raise CheckpointError(f"the card beside {path} describes another actor", instead="Make the pair again.")
-    return actor

@@ -28,11 +28,38 @@ from rl_oodkit.training.parts import (
     world_arrays,
 )
 
-# %% ../../nbs/training/14_bundle.ipynb #bundle-of
+# %% ../../nbs/training/14_bundle.ipynb #prefixes
+def _joined(parts: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Return the arrays of all parts under names with the part in front."""
+    return {f"{part}:{k}": v for part, arrays in parts.items() for k, v in arrays.items()}
+
+
+def _part(arrays: Mapping[str, np.ndarray], name: str) -> dict[str, np.ndarray]:
+    """Return the arrays of one part, by their names within it."""
+    return {k.removeprefix(f"{name}:"): v for k, v in arrays.items() if k.startswith(f"{name}:")}
+
+# %% ../../nbs/training/14_bundle.ipynb #library-state
 _SEEN = ("_last_obs", "_last_original_obs", "_last_episode_starts")
 _COUNTERS = ("num_timesteps", "_episode_num", "_n_updates")
 
 
+def _seen_and_counted(model: Any) -> dict[str, dict[str, np.ndarray]]:
+    """Return what a learner has seen last, of shape (B, ...), and its counters, of shape ()."""
+    seen = {k: v.copy() for k in _SEEN if (v := getattr(model, k, None)) is not None}
+    return {
+        "seen": seen,
+        "counters": {k: np.array(getattr(model, k), np.int64) for k in _COUNTERS if hasattr(model, k)},
+    }
+
+
+def _recall(model: Any, seen: Mapping[str, np.ndarray], counters: Mapping[str, np.ndarray]) -> None:
+    """Put back what a learner has seen last, and its counters."""
+    for name, value in seen.items():
+        setattr(model, name, value.copy())
+    for name, value in counters.items():
+        setattr(model, name, int(value))
+
+# %% ../../nbs/training/14_bundle.ipynb #bundle-of
 def bundle_of(model: Any, heads: np.ndarray) -> dict[str, np.ndarray]:
     """Return the whole state of a training between two updates.
 
@@ -56,13 +83,11 @@ def bundle_of(model: Any, heads: np.ndarray) -> dict[str, np.ndarray]:
         "normal": normaliser_arrays(model),
         "worlds": world_arrays(core_of(model.env.unwrapped), heads),
         "memory": memory_arrays(model),
-        "seen": {k: v.copy() for k in _SEEN if (v := getattr(model, k, None)) is not None},
         "random": random_arrays(model),
-        "counters": {k: np.array(getattr(model, k), np.int64) for k in _COUNTERS if hasattr(model, k)},
     }
-    return {f"{part}:{k}": v for part, arrays in parts.items() for k, v in arrays.items()}
+    return _joined(parts | _seen_and_counted(model))
 
-
+# %% ../../nbs/training/14_bundle.ipynb #restore-bundle
 def restore_bundle(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Put the whole state of a training into a fresh learner of the same recipe and task.
 
@@ -88,19 +113,12 @@ def restore_bundle(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
     >>> restore_bundle(model, bundle_of(model, np.zeros((2, 2), np.int64)))
     """
     model.env.reset()  # uses up the seeds that wait for a first reset
-    part = {
-        name: {k.removeprefix(f"{name}:"): v for k, v in arrays.items() if k.startswith(f"{name}:")}
-        for name in ("model", "normal", "worlds", "memory", "seen", "counters", "random")
-    }
-    restore_model(model, part["model"])
-    restore_normaliser(model, part["normal"])
-    restore_worlds(core_of(model.env.unwrapped), part["worlds"])
-    restore_memory(model, part["memory"])
-    for name, value in part["seen"].items():
-        setattr(model, name, value.copy())
-    for name, value in part["counters"].items():
-        setattr(model, name, int(value))
-    restore_random(model, part["random"])
+    restore_model(model, _part(arrays, "model"))
+    restore_normaliser(model, _part(arrays, "normal"))
+    restore_worlds(core_of(model.env.unwrapped), _part(arrays, "worlds"))
+    restore_memory(model, _part(arrays, "memory"))
+    _recall(model, _part(arrays, "seen"), _part(arrays, "counters"))
+    restore_random(model, _part(arrays, "random"))
 
 # %% ../../nbs/training/14_bundle.ipynb #save-bundle
 _FORMAT = "rl_oodkit/training-bundle/1"
@@ -139,7 +157,7 @@ def save_bundle(folder: str | Path, step: int, arrays: Mapping[str, np.ndarray],
     save_json(folder / "bundle.json", {"format": _FORMAT, "step": step, "facts": dict(facts)})
     remove_bundles(folder, keep=step)
 
-
+# %% ../../nbs/training/14_bundle.ipynb #remove-bundles
 def remove_bundles(folder: str | Path, keep: int | None = None) -> None:
     """Remove the bundles of a folder but one.
 
@@ -161,7 +179,7 @@ def remove_bundles(folder: str | Path, keep: int | None = None) -> None:
         if keep is None or f"-{keep:010d}." not in path.name:
             path.unlink(missing_ok=True)
 
-
+# %% ../../nbs/training/14_bundle.ipynb #load-bundle
 def load_bundle(folder: str | Path) -> tuple[dict[str, Any], dict[str, np.ndarray]] | None:
     """Read the last complete bundle of a training, or None if there is none.
 

@@ -66,7 +66,7 @@ def losses(found: Evaluation) -> dict[str, float]:
     Returns
     -------
     dict
-        gap, opt_gap, controllable, error, clipped, diverged.
+        gap, opt_gap, controllable, error, clipped, diverged, and means of the oracle's further measures.
 
     Examples
     --------
@@ -76,9 +76,8 @@ def losses(found: Evaluation) -> dict[str, float]:
     True
     """
     sizes = {"gap": found.gap_mean, "opt_gap": found.opt_gap, "controllable": found.controllable_opt_gap}
-    return sizes | {
-        "error": float(found.error.mean()), "clipped": float(found.clipped.mean()), "diverged": found.diverged,
-    }  # fmt: skip
+    sizes |= {"error": float(found.error.mean()), "clipped": float(found.clipped.mean()), "diverged": found.diverged}
+    return sizes | {name: float(x.mean()) for name, x in found.extras.items()}
 
 # %% ../../nbs/training/15_judging.ipynb #plain-row
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:

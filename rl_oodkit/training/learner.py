@@ -57,7 +57,7 @@ def evaluation_seeds(purpose: str, n: int) -> range:
     first = _FIRST[purpose]
     return range(first, first + check_integer(n, "n", minimum=1, maximum=10**6))
 
-
+# %% ../../nbs/training/12_learner.ipynb #training-seed
 def training_seed(seed: int) -> int:
     """Return the root seed of a training's first world; the others count on from it.
 
@@ -106,7 +106,7 @@ class Task:
             raise ForeignFixtureError(what, where=self.id)
         return worlds
 
-
+# %% ../../nbs/training/12_learner.ipynb #task-of
 def task_of(env_id: str | None = None, params: Mapping[str, Any] | None = None, fixture: Fixture | None = None) -> Task:
     """Look up what a training is about.
 
@@ -171,7 +171,7 @@ def head_starts(recipe: Recipe, problem: Problem) -> np.ndarray:
     later = np.full(recipe.worlds, problem.horizon - length, np.int64)
     return np.array([later + np.arange(recipe.worlds) * length // recipe.worlds * recipe.stagger, later])
 
-
+# %% ../../nbs/training/12_learner.ipynb #stagger
 def stagger(model: Any, heads: np.ndarray) -> None:
     """Give the clocks of worlds that have just been reset their first head starts.
 
@@ -195,7 +195,7 @@ def stagger(model: Any, heads: np.ndarray) -> None:
     """
     core_of(model.env.unwrapped).clock += heads[0]
 
-
+# %% ../../nbs/training/12_learner.ipynb #restarted
 def _restarted(worlds: Any, heads: np.ndarray) -> Any:
     """Return worlds whose later episodes have a head start."""
     from stable_baselines3.common.vec_env import VecEnvWrapper
@@ -216,20 +216,26 @@ def _restarted(worlds: Any, heads: np.ndarray) -> Any:
 
     return Restarted(worlds)
 
-# %% ../../nbs/training/12_learner.ipynb #units
-def _in_units_of_the_box(worlds: Any, width: float) -> Any:
-    """Return worlds that count actions in half-widths of the box, and draw random ones from a part of it."""
+# %% ../../nbs/training/12_learner.ipynb #calm-box
+def _calm_box(shape: tuple[int, ...], width: float) -> Any:
+    """Return the unit box whose random samples come from an inner part of it."""
     from gymnasium import spaces
-    from stable_baselines3.common.vec_env import VecEnvWrapper
-
-    box = worlds.action_space
-    middle, half = 0.5 * (box.high + box.low), 0.5 * (box.high - box.low)
 
     class CalmBox(spaces.Box):
         """Draw random actions from the inner part of the box."""
 
         def sample(self, *args: Any, **kwargs: Any) -> np.ndarray:
             return (width * super().sample(*args, **kwargs)).astype(np.float32)
+
+    return CalmBox(-1.0, 1.0, shape, np.float32)
+
+# %% ../../nbs/training/12_learner.ipynb #units
+def _in_units_of_the_box(worlds: Any, width: float) -> Any:
+    """Return worlds that count actions in half-widths of the box, and draw random ones from a part of it."""
+    from stable_baselines3.common.vec_env import VecEnvWrapper
+
+    box = worlds.action_space
+    middle, half = 0.5 * (box.high + box.low), 0.5 * (box.high - box.low)
 
     class UnitBox(VecEnvWrapper):
         """Translate actions; the plant's own box is kept as `plant_box`."""
@@ -245,9 +251,9 @@ def _in_units_of_the_box(worlds: Any, width: float) -> Any:
         def step_wait(self) -> Any:
             return self.venv.step_wait()
 
-    return UnitBox(worlds, action_space=CalmBox(-1.0, 1.0, box.shape, np.float32))
+    return UnitBox(worlds, action_space=_calm_box(box.shape, width))
 
-
+# %% ../../nbs/training/12_learner.ipynb #quieten
 def _quieten(model: Any, std: float | None) -> None:
     """Shrink the last layers of an off-policy actor, so that it starts near zero with a small spread."""
     import torch
@@ -263,7 +269,7 @@ def _quieten(model: Any, std: float | None) -> None:
             if spread is not None:
                 spread.bias.fill_(math.log(std or 1.0))
 
-# %% ../../nbs/training/12_learner.ipynb #make-learner
+# %% ../../nbs/training/12_learner.ipynb #with-objects
 def _with_objects(arguments: dict[str, Any], m: int) -> dict[str, Any]:
     """Replace the spread of an action noise by the noise itself."""
     if "action_noise" not in arguments:
@@ -274,14 +280,41 @@ def _with_objects(arguments: dict[str, Any], m: int) -> dict[str, Any]:
     noise = None if spread is None else NormalActionNoise(np.zeros(m), np.full(m, spread))
     return arguments | {"action_noise": noise}
 
-
+# %% ../../nbs/training/12_learner.ipynb #network
 def _network(arguments: dict[str, Any]) -> dict[str, Any]:
     """Replace the name of the activation by its class."""
     from torch import nn
 
     return arguments | {"activation_fn": {"tanh": nn.Tanh, "relu": nn.ReLU}[arguments["activation_fn"]]}
 
+# %% ../../nbs/training/12_learner.ipynb #logger
+def _logger(folder: str | Path | None) -> Any:
+    """Return a logger that is silent, or writes for TensorBoard."""
+    from stable_baselines3.common.logger import configure
 
+    if folder is None:
+        return configure(None, [])
+    try:
+        return configure(str(folder), ["tensorboard"])
+    except (ImportError, AssertionError):
+        raise ParameterError("TensorBoard is not installed", instead="Leave its folder out, or install it.") from None
+
+# %% ../../nbs/training/12_learner.ipynb #wrapped
+def _wrapped(recipe: Recipe, task: Task, seed: int, discount: float) -> Any:
+    """Return the worlds of a learner, restarted, in its units and normalised, as the recipe says."""
+    from stable_baselines3.common.vec_env import VecNormalize
+
+    worlds = task.worlds(recipe.worlds, training_seed(seed))
+    if recipe.restart:
+        worlds = _restarted(worlds, head_starts(recipe, task.fixture.problem))
+    if recipe.unit_actions:
+        worlds = _in_units_of_the_box(worlds, getattr(recipe, "warmup_width", 1.0))
+    if recipe.normalise_observations or recipe.normalise_rewards:
+        kinds = {"norm_obs": recipe.normalise_observations, "norm_reward": recipe.normalise_rewards}
+        worlds = VecNormalize(worlds, **kinds, clip_obs=recipe.observation_clip, gamma=discount)
+    return worlds
+
+# %% ../../nbs/training/12_learner.ipynb #make-learner
 def make_learner(recipe: Recipe, task: Task, seed: int, tensorboard: str | Path | None = None) -> Any:
     """Make an untrained learner in its worlds.
 
@@ -316,41 +349,15 @@ def make_learner(recipe: Recipe, task: Task, seed: int, tensorboard: str | Path 
     """
     import stable_baselines3 as library
     import torch
-    from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
     problem = task.fixture.problem
     arguments = _with_objects(recipe.arguments(problem), problem.m)
-    worlds = task.worlds(recipe.worlds, training_seed(seed))
-    if recipe.restart:
-        worlds = _restarted(worlds, head_starts(recipe, problem))
-    if recipe.unit_actions:
-        worlds = _in_units_of_the_box(worlds, getattr(recipe, "warmup_width", 1.0))
-    if recipe.normalise_observations or recipe.normalise_rewards:
-        kinds = {"norm_obs": recipe.normalise_observations, "norm_reward": recipe.normalise_rewards}
-        worlds = VecNormalize(worlds, **kinds, clip_obs=recipe.observation_clip, gamma=arguments["gamma"])
-    model = getattr(library, recipe.algorithm.upper())(
-        "MlpPolicy",
-        worlds,
-        policy_kwargs=_network(recipe.network(problem)),
-        seed=integer(seed, "training", "learner"),
-        device="cpu",
-        **arguments,
-    )
+    arguments |= {"policy_kwargs": _network(recipe.network(problem)), "seed": integer(seed, "training", "learner")}
+    worlds = _wrapped(recipe, task, seed, arguments["gamma"])
+    model = getattr(library, recipe.algorithm.upper())("MlpPolicy", worlds, device="cpu", **arguments)
     model.env.seed(training_seed(seed))
     if recipe.quiet:
         _quieten(model, getattr(recipe, "exploration_std", None))
     model.set_logger(_logger(tensorboard))
     return model
-
-
-def _logger(folder: str | Path | None) -> Any:
-    """Return a logger that is silent, or writes for TensorBoard."""
-    from stable_baselines3.common.logger import configure
-
-    if folder is None:
-        return configure(None, [])
-    try:
-        return configure(str(folder), ["tensorboard"])
-    except (ImportError, AssertionError):
-        raise ParameterError("TensorBoard is not installed", instead="Leave its folder out, or install it.") from None

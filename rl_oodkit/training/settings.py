@@ -40,6 +40,9 @@ _ARM = (
 )
 _CAR = {"worlds": 8, "learning_rate": 3e-4, "normalise_observations": True, "normalise_rewards": True}
 _FLEET = _PLAIN | _CAR | _WIDE | _TEXTBOOK | {"buffer_size": 700_000, "updates": 1, "warmup": 25_000}
+_CUBE = _TEXTBOOK | {
+    "learning_rate": 1e-3, "warmup": 4000, "updates": 16, "exploration_std": 0.3, "quiet": False, "total_steps": 24_000,
+}  # fmt: skip
 _QUAD = {"total_steps": 150_000}
 _COPTER = _ARM | _QUAD | {"buffer_size": 50_000}
 
@@ -66,6 +69,18 @@ _PRESETS = MappingProxyType(
         ("sac", "quadrotor"): _COPTER | _SOFT,
         ("td3", "quadrotor"): _COPTER | _TWIN,
         ("ddpg", "quadrotor"): _COPTER | _NOISY,
+        ("ppo", "sme"): {
+            "worlds": 256,
+            "n_steps": 16,
+            "batch_size": 512,
+            "epochs": 10,
+            "gae_lambda": 0.8,
+            "learning_rate": 3e-3,
+            "exploration_std": 0.5,
+            "total_steps": 150_000,
+        },
+        ("sac", "sme"): _CUBE,
+        ("td3", "sme"): _CUBE,
     }
 )
 
@@ -82,7 +97,7 @@ def preset(algorithm: str, name: str = "native", **changes: Any) -> Recipe:
     algorithm : str
         "ppo", "a2c", "sac", "td3" or "ddpg".
     name : str
-        "native", "default", "arm", "vehicle", "quadrotor"; for PPO also "throughput".
+        "native", "default", "arm", "vehicle", "quadrotor"; for PPO also "throughput"; for PPO, SAC and TD3 "sme".
     **changes
         Fields that are to differ.
 

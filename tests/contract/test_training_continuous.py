@@ -213,3 +213,22 @@ def test_the_command_line_trains_on_a_plant(tmp_path):
     assert done.exit_code == 0 and "exact loss" in done.stdout and "doing nothing loses" in done.stdout
     assert CliRunner().invoke(app, ["train", "a2c"]).exit_code == 1
     assert CliRunner().invoke(app, ["train", "dqn-lunarlander", "--env", "rl_oodkit/Arm-v1"]).exit_code == 1
+
+
+def test_tensorboard_shows_the_exact_losses(tmp_path):
+    """Every figure of the curve, at every point."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from rl_oodkit.training.settings import preset
+
+    tiny = preset(
+        "ppo", "sme", worlds=8, n_steps=8, batch_size=64, total_steps=128, evaluate_every=64, curve_episodes=2
+    )
+    knobs = {"states": 2, "actions": 1}
+    folder = tmp_path / "board"
+    train(tiny, "rl_oodkit/SME-v1", knobs, folder=tmp_path, episodes=2, progress=False, tensorboard=folder)
+    found = accumulator.EventAccumulator(str(folder))
+    found.Reload()
+    assert {"exact/gap", "exact/instantaneous_regret", "exact/action_error"} <= set(found.Tags()["scalars"])
+    points = load_curve(tmp_path).set_index("step").instantaneous_regret
+    for event in found.Scalars("exact/instantaneous_regret"):
+        assert abs(event.value - points.iloc[:-1].to_numpy()).min() < 1e-6 or abs(event.value - points.iloc[-1]) < 1e-6
