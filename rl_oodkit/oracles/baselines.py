@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['StatePolicy', 'ZeroPolicy', 'ConstantPolicy', 'UniformPolicy', 'ScaledOracle', 'oracle_policy', 'RotatedOracle',
-           'DeadZoneOracle', 'baseline_policies']
+           'SaturatedOracle', 'DeadZoneOracle', 'baseline_policies']
 
 # %% ../../nbs/oracles/07_baselines.ipynb #baselines-imports
 import math
@@ -187,6 +187,24 @@ class RotatedOracle:
         if len(a) % 2:
             a[-1] *= c
         return a
+
+
+@dataclass(frozen=True)
+class SaturatedOracle:
+    """Answer 0 or 1, whichever is closer to the optimum.
+
+    Examples
+    --------
+    >>> SaturatedOracle(None).name
+    'saturated'
+    """
+
+    oracle: Oracle  # whose side is taken
+    name: str = "saturated"
+
+    def act(self, s: np.ndarray) -> np.ndarray:
+        """Return corners, float64 array of shape (m, B)."""
+        return (self.oracle.action(s) > 0.5).astype(np.float64)
 
 
 @dataclass(frozen=True)

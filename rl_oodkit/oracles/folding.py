@@ -8,7 +8,7 @@ __all__ = ['tent', 'shell_points', 'chebyshev_distance', 'mixed_probe']
 # %% ../../nbs/oracles/30_folding.ipynb #folding-imports
 import numpy as np
 
-from ..core.errors import ParameterError, check_array, check_integer
+from ..core.errors import ParameterError, check_array, check_integer, check_real
 
 # %% ../../nbs/oracles/30_folding.ipynb #tent
 def tent(u: np.ndarray) -> np.ndarray:
@@ -138,9 +138,8 @@ def mixed_probe(
     >>> mixed_probe(np.random.default_rng(0), 2, 4, 1.0)[1][:2].tolist()
     [0.0, 0.0]
     """
-    if not 0 <= inside <= 1:
-        raise ParameterError(f"the share inside is {inside}", where="mixed_probe", instead="Use a number in [0, 1].")
-    within = int(count * inside)
+    count = check_integer(count, "count", minimum=1)
+    within = int(count * check_real(inside, "the share inside", low=0.0, high=1.0))
     distance = np.concatenate([np.zeros(within), furthest * rng.random(count - within)])
     points = rng.random((n, count))
     if count > within:

@@ -21,6 +21,7 @@ from ..core.errors import RlOodkitError, check_array, check_fraction, check_inte
 from ..core.executors import ProcessExecutor, make_executor
 from ..core.runs import RunSpec
 from ..core.seeds import stream
+from ..envs import sme_probe
 from ..envs.registration import CERTIFIED
 from ..envs.single import CertifiedEnv
 from ..envs.vector import CertifiedVectorEnv
@@ -31,7 +32,7 @@ from ..ood.detector import build_detector
 from ..ood.injectors import injector_levels, make_injector
 from ..ood.null import null_intervals
 from ..ood.schedules import make_schedule
-from ..oracles.baselines import ScaledOracle, UniformPolicy, ZeroPolicy
+from ..oracles.baselines import ConstantPolicy, ScaledOracle, UniformPolicy, ZeroPolicy
 from ..oracles.certificate import certify
 from ..oracles.critics import audit_critic
 from ..oracles.estimators import episodes_needed
@@ -340,6 +341,20 @@ def _environments() -> Iterator[Case]:
         word = "action" if env is single else "actions"
         yield Case(f"step of {name}", env.step, {word: np.zeros(env.action_space.shape)}, {word: "action"})
 
+# %% ../../nbs/reproduce/14_inputs.ipynb #probe-cases
+def _probes() -> Iterator[Case]:
+    """Yield the cases of marks inside and outside the cube."""
+    told, idle = {"fixture": "object", "count": "count", "seed": "seed"}, {"policy": ConstantPolicy(1)}
+    few, marked = {"fixture": of("rl_oodkit/SME-v1", preset="small"), "count": 10}, {"states": np.zeros((6, 3))}
+    yield Case("shell_states", sme_probe.shell_states, few | {"distance": 0.1}, told | {"distance": "number"})
+    yield Case("own_states", sme_probe.own_states, few | idle, told | {"policy": "object"})
+    yield Case("mixed_states", sme_probe.mixed_states, few, told | {"furthest": "number", "inside": "share"})
+    lists = told | {"policies": "object", "distances": "object"}
+    yield Case("probe_table", sme_probe.probe_table, few | {"policies": [ConstantPolicy(1)]}, lists)
+    del few["count"]
+    yield Case("probe", sme_probe.probe, few | idle | marked, {"policy": "object", "states": "action"})
+    yield Case("regret_frame", sme_probe.regret_frame, {}, {"evaluation": "object"})
+
 # %% ../../nbs/reproduce/14_inputs.ipynb #try-one
 def _attempt(case: Case, parameter: str, value: Any) -> str:
     """Call with one wrong value; return an empty text if it is refused well, or what happened."""
@@ -368,7 +383,17 @@ def bad_inputs() -> dict[str, Any]:
     >>> bad_inputs()["ran"] > 2000  # doctest: +SKIP
     True
     """
-    cases = [*_statistics(), *_benchmark(), *_sizes(), *_names(), *_parts(), *_oracles(), *_marks(), *_environments()]
+    cases = [
+        *_statistics(),
+        *_benchmark(),
+        *_sizes(),
+        *_names(),
+        *_parts(),
+        *_oracles(),
+        *_marks(),
+        *_environments(),
+        *_probes(),
+    ]
     trials = [(c, p, w) for c in cases for p, kind in c.kinds.items() for w in WRONG.get(kind, ())]
     failures = [text for text in (_attempt(*trial) for trial in trials) if text]
     detail = f"{len(trials)} calls of {len(cases)} functions" + "".join(f"; {text}" for text in failures[:3])

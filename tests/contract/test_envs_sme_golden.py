@@ -31,7 +31,7 @@ def published(**knobs):
 
 
 def played(fixture, steps):
-    """Return payments (steps,), observations (steps, 4) and ends (steps, 2) of the best actions from the fixed start."""
+    """Return payments (steps,), observations (steps, 4) and ends (steps, 2) under best actions, fixed start."""
     env = CertifiedEnv(fixture=fixture, start="fixed")
     env.reset(seed=0)
     rows = [env.step(fixture.oracle.action(env.state[:, None])[:, 0]) for _ in range(steps)]
@@ -97,7 +97,10 @@ def test_a_kill_loses_what_is_pending_under_the_published_rule(legacy):
 @pytest.mark.parametrize("D", [0.0, 0.25, 1.0])
 def test_return_of_the_best_policy_is_the_number_of_steps(k, D):
     """Exactly, for every payment interval and every threshold, in the published instance and in drawn ones."""
-    for fixture in (published(reward_every=k, kill_threshold=D), sme(SMESpec(reward_every=k, kill_threshold=D, **LEGACY))):
+    for fixture in (
+        published(reward_every=k, kill_threshold=D),
+        sme(SMESpec(reward_every=k, kill_threshold=D, **LEGACY)),
+    ):
         envs = CertifiedVectorEnv(fixture=fixture, num_envs=8)
         envs.reset(seed=0)
         total = np.zeros(8)

@@ -11,6 +11,8 @@ import pytest
 
 from rl_oodkit.core.errors import CheckpointError, DamagedFileError, RunInterrupted
 from rl_oodkit.core.store import load_json
+from rl_oodkit.envs.sme import sme
+from rl_oodkit.envs.sme_world import SMESpec
 from rl_oodkit.oracles.toys import small_fixture
 from rl_oodkit.training import continuous
 from rl_oodkit.training.actor import load_actor
@@ -33,7 +35,7 @@ FIXTURE = small_fixture()
 SAID = {"seed": 3, "fixture": FIXTURE, "episodes": 4, "progress": False}
 
 
-def stopped(recipe, folder, monkeypatch, at=2):
+def stopped(recipe, folder, monkeypatch, at=2, said=SAID):
     """Train until the measurement number `at`, and be hit there."""
     true, calls = continuous.judge, []
 
@@ -46,7 +48,24 @@ def stopped(recipe, folder, monkeypatch, at=2):
     with monkeypatch.context() as patch:
         patch.setattr(continuous, "judge", judge)
         with pytest.raises(RunInterrupted, match="are saved"):
-            continuous.train(recipe, folder=folder, **SAID)
+            continuous.train(recipe, folder=folder, **said)
+
+
+@pytest.mark.parametrize("recipe", [RECIPES[0], RECIPES[3]], ids=lambda r: r.algorithm)
+def test_two_parts_equal_the_whole_where_episodes_end_early(recipe, tmp_path, monkeypatch):
+    """In a synthetic world with noise, delayed payment and kills; the critic and all kept points are equal too."""
+    knobs = {"states": 2, "actions": 2, "reward_every": 5, "kill_threshold": 0.2, "phase_noise": 0.3, "horizon": 20}
+    said = SAID | {"fixture": sme(SMESpec(**knobs)), "keep_points": True}
+    whole = continuous.train(recipe, folder=tmp_path / "whole", **said)
+    stopped(recipe, tmp_path / "parts", monkeypatch, said=said)
+    parts = continuous.train(recipe, folder=tmp_path / "parts", **said)
+    assert parts["policy_sha256"] == whole["policy_sha256"]
+    names = [
+        sorted(p.name for p in (tmp_path / x / continuous.POINTS).glob("*.safetensors")) for x in ("whole", "parts")
+    ]
+    assert names[0] == names[1] and len(names[0]) == 5
+    for name in [f"{continuous.POINTS}/{n}" for n in names[0]] + [f"{recipe.algorithm}-critic.safetensors"]:
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.algorithm)

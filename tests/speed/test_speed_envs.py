@@ -10,7 +10,7 @@ from rl_oodkit.oracles.fixture import of
 from rl_oodkit.reproduce.speed_envs import ArmStep, ExactArmStep, SingleArmStep, SingleEnvStep, VehicleStep
 from rl_oodkit.reproduce.timing import time_pair
 
-IDS = ("arm-step", "arm-step-float32", "arm-step-exact", "vehicle-step", "single-env-step", "rollout")
+IDS = ("arm-step", "arm-step-float32", "arm-step-exact", "vehicle-step", "single-env-step", "rollout", "sme-step")
 
 
 def prepared(name):
