@@ -21,8 +21,7 @@ from ..core.errors import ParameterError, ShapeError, check_array, check_integer
 from ..core.seeds import stream
 
 # %% ../../nbs/oracles/31_targets.ipynb #matrix-product
-_SMALL = 256  # entries of a matrix
-_BLOCKS = (64, 512)  # columns in one call of the library, for a large matrix and for a small one
+_BLOCK = 64  # columns in one call of the library
 
 
 def fixed_product(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -44,14 +43,14 @@ def fixed_product(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
     >>> fixed_product(np.array([[1.0, 2.0]]), np.ones((2, 1))).tolist()
     [[3.0]]
     """
-    worlds, block = x.shape[1], _BLOCKS[matrix.size <= _SMALL]
-    whole = -(-worlds // block) * block
+    worlds = x.shape[1]
+    whole = -(-worlds // _BLOCK) * _BLOCK
     padded = x
     if whole != worlds:
         padded = np.zeros((len(x), whole), x.dtype)
         padded[:, :worlds] = x
     y = np.empty((len(matrix), whole), np.result_type(matrix, x))
-    blocks, out = (np.moveaxis(z.reshape(len(z), -1, block), 1, 0) for z in (padded, y))
+    blocks, out = (z.reshape(len(z), -1, _BLOCK).transpose(1, 0, 2) for z in (padded, y))
     np.matmul(matrix, blocks, out=out)
     return y if whole == worlds else y[:, :worlds].copy()
 
