@@ -15,9 +15,10 @@ import numpy as np
 from ..core.errors import NonFiniteError, ParameterError, ShapeError, check_array, check_integer, shown
 from .parameters import check_number
 from .render import _ACCENT, _FAINT, _INK, _axes, _frame
+from .sme_probe import sme_problem
 from .sme_world import SMEProblem, SMESpec
 from ..oracles.baselines import StatePolicy
-from ..oracles.fixture import Fixture, as_fixture
+from ..oracles.fixture import Fixture
 from ..oracles.folding import tent
 from ..oracles.rollouts import Moment, check_policy, raw_actions, rollout_states
 
@@ -79,15 +80,6 @@ def _bars(axes: Any, x: np.ndarray, place: tuple[float, float], y: np.ndarray, t
 
 # %% ../../nbs/envs/23_sme_pictures.ipynb #plane
 _PIXELS, _DOTS = 100, 2000  # of a side of a plane, of a cloud
-
-
-def _sme(fixture: Any) -> SMEProblem:
-    """Return the problem of a fixture of this family, or raise."""
-    problem = as_fixture(fixture).problem
-    if not isinstance(problem, SMEProblem):
-        said = f"{fixture.id} is no synthetic monitoring environment"
-        raise ParameterError(said, instead='Give one: oracles.fixture.of("rl_oodkit/SME-v1").')
-    return problem
 
 
 def _pair(problem: SMEProblem, axes: Any) -> tuple[int, int]:
@@ -171,7 +163,7 @@ def slice_figure(
     >>> slice_figure(sme(SMESpec()), action=2).axes[0].images[0].get_array().shape
     (100, 100)
     """
-    problem = _sme(fixture)
+    problem = sme_problem(fixture)
     j = check_integer(action, "action", minimum=0, maximum=problem.m - 1)
     best = fixture.oracle.action(_plane(problem, axes, at, extent))[j]
     return _field(best, _pair(problem, axes), extent, "PuOr_r", f"best action, component {j}", f"$a^*_{{{j}}}$")
@@ -200,7 +192,7 @@ def fold_figure(fixture: Fixture) -> "Figure":
     >>> len(fold_figure(sme(SMESpec())).axes)
     3
     """
-    problem, x = _sme(fixture), np.linspace(0, 1, 501)
+    problem, x = sme_problem(fixture), np.linspace(0, 1, 501)
     with _panels(3 if problem.cube > 1 else 1, 9.0 if problem.cube > 1 else 3.0) as (figure, (tents, *nets)):
         for i, b in enumerate(problem.instance.drift[:4]):
             tents.plot(x, tent(x + b), color=_COLOURS[i], lw=1.2, label=f"$x_{i}$, $b_{i}$ = {b:.2f}")
@@ -260,7 +252,7 @@ def trajectory_figure(
     >>> len(trajectory_figure(sme(SMESpec()), [ZeroPolicy(4)], range(3)).axes)
     2
     """
-    problem, pair = _sme(fixture), _pair(_sme(fixture), axes)
+    problem, pair = sme_problem(fixture), _pair(sme_problem(fixture), axes)
     if not isinstance(policies, (tuple, list)) or not 1 <= len(policies) <= len(_COLOURS):
         raise ParameterError(f"policies is {shown(policies)}", instead="Give a list of one to six policies.")
     for policy in policies:
@@ -337,7 +329,7 @@ def regret_field_figure(
     >>> float(regret_field_figure(fixture, oracle_policy(fixture.oracle)).axes[0].images[0].get_array().max())
     0.0
     """
-    problem = _sme(fixture)
+    problem = sme_problem(fixture)
     check_policy(fixture, policy)
     s = _plane(problem, axes, at, extent)
     a = check_array(raw_actions(problem, policy, s), f"the action of {policy.name}")
@@ -374,7 +366,7 @@ def payment_figure(fixture: Fixture, policy: StatePolicy, seed: int = 0) -> "Fig
     >>> payment_figure(fixture, oracle_policy(fixture.oracle)).axes[0].get_title()
     'oracle: earned 30.00, paid 30.00 in 30 steps'
     """
-    problem = _sme(fixture)
+    problem = sme_problem(fixture)
     check_policy(fixture, policy)
     rows, spec = [], problem.spec
     for moment in _walk(problem, policy, [seed]):

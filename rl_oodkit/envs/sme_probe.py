@@ -79,10 +79,11 @@ def sme_problem(fixture: Fixture) -> SMEProblem:
     >>> sme_problem(small_fixture())
     Traceback (most recent call last):
         ...
-    rl_oodkit.core.errors.ParameterError: rl_oodkit/Toy-v1 is no synthetic monitoring environment. Use rl_oodkit/SME-v1.
+    rl_oodkit.core.errors.ParameterError: rl_oodkit/Toy-v1 is no synthetic monitoring environment. Give ...
     """
     if not isinstance(as_fixture(fixture).problem, SMEProblem):
-        raise ParameterError(f"{fixture.id} is no synthetic monitoring environment", instead="Use rl_oodkit/SME-v1.")
+        said = 'Give oracles.fixture.of("rl_oodkit/SME-v1").'
+        raise ParameterError(f"{fixture.id} is no synthetic monitoring environment", instead=said)
     return fixture.problem
 
 # %% ../../nbs/envs/22_sme_probe.ipynb #timed

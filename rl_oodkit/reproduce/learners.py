@@ -8,7 +8,6 @@ __all__ = ['plant_and_params', 'learner_unit', 'learner_groups', 'train_unit', '
 # %% ../../nbs/reproduce/21_learners.ipynb #learners-imports
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,11 @@ from ..training.actor import load_actor
 from ..training.continuous import load_curve, train
 from ..training.judging import START, row_of
 from ..training.learner import evaluation_seeds
-from ..training.recipes import A2CRecipe, DDPGRecipe, PPORecipe, Recipe, SACRecipe, TD3Recipe
+from ..training.recipes import Recipe
+from ..training.settings import RECIPES
 
 # %% ../../nbs/reproduce/21_learners.ipynb #learner-unit
 _TASK, _VERSION = "training.certified", 1
-_RECIPES = MappingProxyType({r.algorithm: r for r in (PPORecipe, A2CRecipe, SACRecipe, TD3Recipe, DDPGRecipe)})
 _WORLDS = ("gap", "start_value", "error")
 
 
@@ -80,7 +79,7 @@ def learner_unit(line: str, recipe: Recipe, seed: int, episodes: int) -> RunSpec
 
     Examples
     --------
-    >>> learner_unit("rl_oodkit/Arm-v1 links=1", PPORecipe(), 0, 8).params["algorithm"]
+    >>> learner_unit("rl_oodkit/Arm-v1 links=1", RECIPES["ppo"](), 0, 8).params["algorithm"]
     'ppo'
     """
     env_id, params = plant_and_params(line)
@@ -134,7 +133,7 @@ def train_unit(payload: Mapping[str, Any], units: Sequence[RunSpec], save: Any) 
     for unit in units:
         about, folder = unit.params, Path(payload["folder"])
         env_id, params = plant_and_params(about["plant"])
-        recipe = from_dict(_RECIPES[about["algorithm"]], about["recipe"])
+        recipe = from_dict(RECIPES[about["algorithm"]], about["recipe"])
         head = {"plant": about["plant"], "algorithm": about["algorithm"], "seed": unit.seed}
         try:
             card = train(recipe, env_id, params, unit.seed, None, folder, episodes=about["episodes"], progress=False)

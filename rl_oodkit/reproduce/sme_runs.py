@@ -8,7 +8,6 @@ __all__ = ['ENV', 'sme_unit', 'train_sme_unit', 'sme_groups', 'sme_rows', 'adopt
 # %% ../../nbs/reproduce/23_sme_runs.ipynb #sme-runs-imports
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,12 @@ from ..training.continuous import POINTS, load_curve, train
 from ..training.critic import audit
 from ..training.critic_files import load_critic
 from ..training.judging import row_of
-from ..training.recipes import A2CRecipe, DDPGRecipe, PPORecipe, Recipe, SACRecipe, TD3Recipe
+from ..training.recipes import Recipe
+from ..training.settings import RECIPES
 
 # %% ../../nbs/reproduce/23_sme_runs.ipynb #sme-unit
 ENV = "rl_oodkit/SME-v1"
 _TASK, _VERSION = "training.sme", 1
-_RECIPES = MappingProxyType({r.algorithm: r for r in (PPORecipe, A2CRecipe, SACRecipe, TD3Recipe, DDPGRecipe)})
 
 
 def sme_unit(knobs: Mapping[str, Any], recipe: Recipe, seed: int, episodes: int = 128, count: int = 2000) -> RunSpec:
@@ -56,7 +55,7 @@ def sme_unit(knobs: Mapping[str, Any], recipe: Recipe, seed: int, episodes: int 
 
     Examples
     --------
-    >>> sme_unit({"states": 2, "actions": 1}, PPORecipe(), 3).params["knobs"]
+    >>> sme_unit({"states": 2, "actions": 1}, RECIPES["ppo"](), 3).params["knobs"]
     {'actions': 1, 'instance_seed': 3, 'states': 2}
     """
     knobs = {"instance_seed": seed} | dict(knobs)
@@ -112,7 +111,7 @@ def train_sme_unit(payload: Mapping[str, Any], units: Sequence[RunSpec], save: A
     """
     for unit in units:
         about, folder = unit.params, Path(payload["folder"])
-        recipe = from_dict(_RECIPES[about["algorithm"]], about["recipe"])
+        recipe = from_dict(RECIPES[about["algorithm"]], about["recipe"])
         told: dict[str, Any] = {"episodes": about["episodes"], "progress": False, "keep_points": True}
         try:
             card = train(recipe, ENV, about["knobs"], unit.seed, None, folder, **told)
