@@ -12,9 +12,11 @@ import numpy as np
 
 from ..core.spec import content_hash
 from .registration import certified_env
-from .sme_world import Instance, SMEProblem, SMESpec
+from .sme_knobs import SMESpec
+from .sme_world import Instance, SMEProblem
 from ..oracles.fixture import Fixture, Oracle
 from ..oracles.payments import payment_table
+from ..oracles.targets import WheelTarget
 
 # %% ../../nbs/envs/21_sme.ipynb #smeoracle
 class SMEOracle(Oracle):
@@ -96,14 +98,15 @@ def sme(spec: SMESpec, instance: Instance | None = None) -> Fixture:
     """
     problem, inputs = SMEProblem(spec, instance), {}
     if instance is not None:
-        arrays = [instance.pull, instance.drift, instance.start, *vars(instance.target).values()]
-        inputs = {"instance": content_hash([np.asarray(x) for part in arrays for x in _listed(part)])}
-    facts: dict[str, Any] = {"parameters": "published" if spec.policy == "wheel" else "calibrated"}
+        inputs = {"instance": content_hash(_arrays(instance))}
+    law = "published" if isinstance(problem.instance.target, WheelTarget) else "calibrated"
+    facts: dict[str, Any] = {"parameters": law}
     if problem.bounds is not None:
         facts |= {"low": problem.bounds[0].tolist(), "high": problem.bounds[1].tolist()}
     return Fixture("rl_oodkit/SME-v1", spec, problem, SMEOracle(problem), facts, inputs)
 
 
-def _listed(part: Any) -> list[Any]:
-    """Return the arrays of a part of an instance."""
-    return list(part) if isinstance(part, tuple) else [part]
+def _arrays(instance: Instance) -> list[np.ndarray]:
+    """Return all that makes an instance, none of what is computed from it."""
+    parts = [instance.pull, instance.drift, instance.start, *instance.target.weights]
+    return parts + [getattr(instance.target, name) for name in ("density", "heights") if hasattr(instance.target, name)]

@@ -16,7 +16,8 @@ from ..core.errors import NonFiniteError, ParameterError, ShapeError, check_arra
 from .parameters import check_number
 from .render import _ACCENT, _FAINT, _INK, _axes, _frame
 from .sme_probe import sme_problem
-from .sme_world import SMEProblem, SMESpec
+from .sme_knobs import SMESpec
+from .sme_world import SMEProblem
 from ..oracles.baselines import StatePolicy
 from ..oracles.fixture import Fixture
 from ..oracles.folding import tent

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DISTANCES', 'sme_baselines', 'sme_problem', 'timed_states', 'cube_states', 'shell_states', 'own_states',
-           'mixed_states', 'probe', 'probe_table', 'regret_frame']
+           'mixed_states', 'probe', 'probe_table']
 
 # %% ../../nbs/envs/22_sme_probe.ipynb #probe-imports
 from collections.abc import Sequence
@@ -12,13 +12,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.errors import ParameterError, ShapeError, check_array, check_integer, check_real, shown
+from rl_oodkit.core.errors import (
+    EmptySplitError,
+    ParameterError,
+    ShapeError,
+    check_array,
+    check_integer,
+    check_real,
+    shown,
+)
 from ..core.seeds import stream
+from .sme_knobs import SMESpec
 from .sme_world import SMEProblem
 from ..oracles.baselines import ConstantPolicy, SaturatedOracle, StatePolicy, UniformPolicy, oracle_policy
 from ..oracles.fixture import Fixture, as_fixture
 from ..oracles.folding import chebyshev_distance, mixed_probe, shell_points
-from ..oracles.regret import Evaluation
 from ..oracles.rollouts import check_policy, raw_actions, visited_states
 
 if TYPE_CHECKING:
@@ -110,15 +118,25 @@ def timed_states(fixture: Fixture, x: np.ndarray, rng: np.random.Generator) -> n
     (12, 3)
     """
     problem, x = sme_problem(fixture), check_array(x, "points", ndim=2, dtype=np.float64)
-    if len(x) != problem.cube:
-        raise ShapeError(f"points has shape {x.shape}", instead=f"Make it ({problem.cube}, B).")
-    s = problem.placed(x)
+    s, spec, n = problem.placed(x), problem.spec, problem.cube
     t = rng.integers(problem.horizon, size=s.shape[1])
-    s[problem.cube] = t
-    s[problem.cube + 1] = s[problem.cube + 2] = rng.random(s.shape[1]) * (t % problem.spec.reward_every)
-    return s
+    s[n], s[n + 1] = t, _pending(spec, t % spec.reward_every, rng)
+    s[n + 2] = s[n + 1]
+    if spec.legacy_payout:  # the display lags a step behind the books
+        before = (t - 1) % spec.reward_every * (t > 0)
+        s[n + 2] = _pending(spec, before, rng)
+        s[n + 1] = np.where(before + 1 == spec.reward_every, 0.0, s[n + 2] + _pending(spec, np.minimum(t, 1), rng))
+    return problem.blurred(s, rng)
+
+
+def _pending(spec: SMESpec, steps: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw what so many steps (B,) may have earned in an episode that goes on."""
+    lowest = spec.kill_threshold
+    earned = (lowest + (1 - lowest) * rng.random(len(steps))) * steps
+    return np.where(earned > spec.reward_min, earned, 0.0)
 
 # %% ../../nbs/envs/22_sme_probe.ipynb #places
+_ROUNDS = 20  # of worlds, where episodes end early
 DISTANCES = (0.0, 0.1, 0.25, 0.5, 1.0)  # shells, in edges of the cube
 
 
@@ -194,7 +212,12 @@ def own_states(fixture: Fixture, policy: StatePolicy, count: int = 10_000, seed:
     Returns
     -------
     float64 array of shape (n, K'), K' at most K
-        States after the end of an episode are left out.
+        States after the end of an episode are left out, and more worlds are walked instead, to twenty times as many.
+
+    Raises
+    ------
+    EmptySplitError
+        If no state is left.
 
     Examples
     --------
@@ -204,10 +227,19 @@ def own_states(fixture: Fixture, policy: StatePolicy, count: int = 10_000, seed:
     """
     problem, count = sme_problem(fixture), check_integer(count, "count", minimum=10, maximum=10**7)
     seed = check_integer(seed, "seed", minimum=0, maximum=10**9)
+    each, found = -(-count // 10), []
     first = 2**31 + 2 * 10**6 + seed * count  # beyond the seeds of any training and of its tests
-    worlds = range(first, first + -(-count // 10))
-    s = visited_states(problem.with_start("test"), policy, worlds, per_world=10, seed=seed)[:, :count]
-    return np.ascontiguousarray(s[:, ~problem.terminal(s)])
+    for k in range(_ROUNDS):
+        worlds = range(first + k * each, first + (k + 1) * each)
+        s = visited_states(problem.with_start("test"), policy, worlds, per_world=10, seed=seed)
+        found.append(s[:, ~problem.terminal(s)])
+        if sum(part.shape[1] for part in found) >= count:
+            break
+    s = np.concatenate(found, axis=1)[:, :count]
+    if not s.shape[1]:
+        said = "Ask for more states, or lower the kill threshold."
+        raise EmptySplitError(f"all episodes of {policy.name} end at once", where="own_states", instead=said)
+    return np.ascontiguousarray(s)
 
 # %% ../../nbs/envs/22_sme_probe.ipynb #mixed-states
 def mixed_states(
@@ -348,39 +380,3 @@ def _means(split: dict[str, list[np.ndarray]], i: int) -> dict[str, Any]:
         x = parts[i]
         found |= {name: float(x.mean()), f"{name}_se": float(x.std() / max(1, len(x)) ** 0.5) if len(x) else np.nan}
     return found
-
-# %% ../../nbs/envs/22_sme_probe.ipynb #regret-frame
-def regret_frame(evaluation: Evaluation) -> "pd.DataFrame":
-    """Lay out regret and action error step by step.
-
-    Parameters
-    ----------
-    evaluation : Evaluation
-        Of a policy in a synthetic monitoring environment.
-
-    Returns
-    -------
-    pandas.DataFrame
-        step, instantaneous, cumulative, error; means over worlds. A step after an early end counts 1.
-
-    Raises
-    ------
-    ParameterError
-        If the evaluation is of another family.
-
-    Examples
-    --------
-    >>> from rl_oodkit.oracles.fixture import of
-    >>> from rl_oodkit.oracles.regret import evaluate
-    >>> fixture = of("rl_oodkit/SME-v1")
-    >>> float(regret_frame(evaluate(fixture, oracle_policy(fixture.oracle), [0, 1])).cumulative.iloc[-1])
-    0.0
-    """
-    import pandas as pd
-
-    if not isinstance(evaluation, Evaluation) or "instantaneous_regret" not in evaluation.extras:
-        what = f"{shown(getattr(evaluation, 'fixture_id', evaluation))} has no instantaneous regret"
-        raise ParameterError(what, where="regret_frame", instead="Evaluate on rl_oodkit/SME-v1.")
-    lost, error = (np.asarray(evaluation.extras[k]) for k in ("instantaneous_regret", "action_error"))
-    steps = np.arange(1, len(lost) + 1)
-    return pd.DataFrame({"step": steps, "instantaneous": lost, "cumulative": np.cumsum(lost), "error": error})

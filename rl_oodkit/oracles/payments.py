@@ -8,6 +8,8 @@ __all__ = ['payment_table', 'killing_pays']
 # %% ../../nbs/oracles/32_payments.ipynb #payments-imports
 import numpy as np
 
+from ..core.errors import check_integer, check_real
+
 # %% ../../nbs/oracles/32_payments.ipynb #payment-table
 def payment_table(horizon: int, reward_every: int, discount: float) -> tuple[np.ndarray, np.ndarray]:
     """Tabulate the optimal value of every clock.
@@ -24,6 +26,11 @@ def payment_table(horizon: int, reward_every: int, discount: float) -> tuple[np.
     base, slope : float64 arrays of shape (horizon + 1,)
         V*(t, c) = base[t] + slope[t] c, in units of reward; zero at the horizon.
 
+    Raises
+    ------
+    ParameterError
+        If a number is out of range.
+
     References
     ----------
     Pleiss, Schmidt and Schiffer, arXiv:2603.06252, for the payments.
@@ -33,6 +40,8 @@ def payment_table(horizon: int, reward_every: int, discount: float) -> tuple[np.
     >>> payment_table(3, 2, 0.5)[0].tolist()
     [1.25, 1.5, 1.0, 0.0]
     """
+    horizon, reward_every = _checked_counts(horizon, reward_every)
+    discount = check_real(discount, "discount", 0.0, 1.0)
     base, slope = np.zeros(horizon + 1), np.zeros(horizon + 1)
     for t in range(horizon - 1, -1, -1):
         if (t + 1) % reward_every == 0 or t + 1 == horizon:
@@ -40,6 +49,12 @@ def payment_table(horizon: int, reward_every: int, discount: float) -> tuple[np.
         else:
             slope[t], base[t] = discount * slope[t + 1], discount * (base[t + 1] + slope[t + 1])
     return base, slope
+
+
+def _checked_counts(horizon: int, reward_every: int) -> tuple[int, int]:
+    """Return the steps of an episode and of a payment, or raise."""
+    most = 10**6
+    return check_integer(horizon, "horizon", 1, most), check_integer(reward_every, "reward_every", 1, most)
 
 # %% ../../nbs/oracles/32_payments.ipynb #killing-pays
 def killing_pays(
@@ -67,9 +82,10 @@ def killing_pays(
     >>> killing_pays(100, 50, 0.99, 0.25), killing_pays(100, 50, 0.9, 0.25)
     (False, True)
     """
+    kill_threshold, reward_min = (check_real(x, "a threshold", 0.0, 1.0) for x in (kill_threshold, reward_min))
+    base, slope = payment_table(horizon, reward_every, discount)
     if kill_threshold == 0:
         return False
-    base, slope = payment_table(horizon, reward_every, discount)
     t = np.arange(horizon)
     most, last_earning = t % reward_every, kill_threshold if kill_threshold > reward_min else 0.0
     return any(bool((base[t] + slope[t] * c < c + last_earning - 1e-12).any()) for c in (0 * t, most))

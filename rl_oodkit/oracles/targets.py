@@ -17,7 +17,7 @@ import numpy as np
 from scipy.special import ndtr
 from scipy.stats import qmc
 
-from ..core.errors import ParameterError, ShapeError, check_array, check_integer
+from ..core.errors import ParameterError, ShapeError, check_array, check_integer, shown
 from ..core.seeds import stream
 
 # %% ../../nbs/oracles/31_targets.ipynb #matrix-product
@@ -44,6 +44,8 @@ def fixed_product(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
     [[3.0]]
     """
     worlds = x.shape[1]
+    if len(x) != matrix.shape[1]:
+        raise ShapeError(f"vectors of {len(x)} numbers", where="fixed_product", instead=f"Give {matrix.shape[1]}.")
     whole = -(-worlds // _BLOCK) * _BLOCK
     padded = x
     if whole != worlds:
@@ -84,6 +86,18 @@ def random_orthogonal(rng: np.random.Generator, rows: int, columns: int) -> np.n
     return q if rows >= columns else q.T
 
 # %% ../../nbs/oracles/31_targets.ipynb #target-policy
+def _linked(weights: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """Return the layers of a network, none to be changed, or raise."""
+    if not isinstance(weights, (tuple, list)):
+        raise ParameterError(f"the layers are {shown(weights)}", instead="Give one matrix a layer.")
+    layers = tuple(np.array(check_array(W, "weights", ndim=2, dtype=np.float64)) for W in weights)
+    if not layers or any(len(a) != b.shape[1] for a, b in pairwise(layers)):
+        raise ShapeError("the layers do not follow each other", instead="Match their shapes.")
+    for W in layers:
+        W.flags.writeable = False
+    return layers
+
+
 @dataclass(frozen=True, eq=False)
 class WheelTarget:
     """Compute the optimal action of the published law.
@@ -97,10 +111,7 @@ class WheelTarget:
     weights: tuple[np.ndarray, ...]  # float64, one (h, h') matrix a layer, first layer first
 
     def __post_init__(self) -> None:
-        weights = tuple(check_array(W, "weights", ndim=2, dtype=np.float64) for W in self.weights)
-        if not weights or any(len(a) != b.shape[1] for a, b in pairwise(weights)):
-            raise ShapeError("the layers do not follow each other", where="WheelTarget", instead="Match their shapes.")
-        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "weights", _linked(self.weights))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -132,6 +143,7 @@ def layer_sizes(n: int, m: int, complexity: int) -> list[tuple[int, int]]:
     >>> layer_sizes(8, 4, 2)
     [(128, 8), (4, 128)]
     """
+    n, m, complexity = (check_integer(v, "a size", minimum=1) for v in (n, m, complexity))
     widths = [n, *[max(n, m, 128)] * (complexity - 1), m]
     return [(after, before) for before, after in pairwise(widths)]
 
@@ -186,11 +198,13 @@ def sobol_points(n: int, count: int, seed: int) -> np.ndarray:
     >>> sobol_points(3, 8, 0).mean(axis=1).tolist()
     [0.5, 0.5, 0.5]
     """
+    n, count = check_integer(n, "n", 1, 21_201), check_integer(count, "count", minimum=2)
     half = qmc.Sobol(n, rng=stream(seed, "sobol", n)).random(count // 2).T
     return np.concatenate([half, 1 - half], axis=1)
 
 # %% ../../nbs/oracles/31_targets.ipynb #calibratedtarget
 _CELLS = 1024  # of a table
+_DEEPEST = 4  # layers of a single state: all units are one function, and what is left of their sums is rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,6 +220,16 @@ class CalibratedTarget:
     weights: tuple[np.ndarray, ...]  # float64, rows divided by the spread of their products
     density: np.ndarray  # float64 of shape (m,), cells per unit of an absolute output
     heights: np.ndarray  # float64 of shape (m, 1025), G at the ends of the cells, from 0 to 1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", _linked(self.weights))
+        density, heights = (check_array(x, "a table", dtype=np.float64) for x in (self.density, self.heights))
+        grows = heights.ndim == 2 and (np.diff(heights) >= 0).all() and (heights[:, 0] == 0).all()
+        fits = grows and (heights[:, -1] == 1).all() and density.shape == (len(self.weights[-1]),) == heights.shape[:1]
+        if not fits or (density <= 0).any():
+            raise ShapeError(
+                "the table is no distribution", where="CalibratedTarget", instead="Let it rise from 0 to 1."
+            )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -261,7 +285,7 @@ def calibrated_target(n: int, m: int, complexity: int = 1, seed: int = 0) -> Cal
     Raises
     ------
     ParameterError
-        If a number is not a positive integer.
+        If a number is not a positive integer, or one state has more than four layers.
 
     Examples
     --------
@@ -269,6 +293,9 @@ def calibrated_target(n: int, m: int, complexity: int = 1, seed: int = 0) -> Cal
     (4, 8)
     """
     n, m, C = (check_integer(v, k, minimum=1) for v, k in ((n, "n"), (m, "m"), (complexity, "complexity")))
+    if n == 1 and C > _DEEPEST:
+        said = f"Use {_DEEPEST} layers or fewer, or two states."
+        raise ParameterError(f"{C} layers of one state are calibrated rounding errors", instead=said)
     h, weights = sobol_points(n, 4096, seed) - 0.5, []
     for i, shape in enumerate(layer_sizes(n, m, C)):
         W = random_orthogonal(stream(seed, "target", i), *shape)

@@ -21,7 +21,7 @@ from ..core.errors import RlOodkitError, check_array, check_fraction, check_inte
 from ..core.executors import ProcessExecutor, make_executor
 from ..core.runs import RunSpec
 from ..core.seeds import stream
-from ..envs import sme_probe
+from ..envs import sme_probe, sme_regret
 from ..envs.registration import CERTIFIED
 from ..envs.single import CertifiedEnv
 from ..envs.vector import CertifiedVectorEnv
@@ -345,15 +345,15 @@ def _environments() -> Iterator[Case]:
 def _probes() -> Iterator[Case]:
     """Yield the cases of marks inside and outside the cube."""
     told, idle = {"fixture": "object", "count": "count", "seed": "seed"}, {"policy": ConstantPolicy(1)}
-    few, marked = {"fixture": of("rl_oodkit/SME-v1", preset="small"), "count": 10}, {"states": np.zeros((6, 3))}
+    world, marked = {"fixture": of("rl_oodkit/SME-v1", preset="small")}, {"states": np.zeros((6, 3))}
+    few = world | {"count": 10}
     yield Case("shell_states", sme_probe.shell_states, few | {"distance": 0.1}, told | {"distance": "number"})
     yield Case("own_states", sme_probe.own_states, few | idle, told | {"policy": "object"})
     yield Case("mixed_states", sme_probe.mixed_states, few, told | {"furthest": "number", "inside": "share"})
     lists = told | {"policies": "object", "distances": "object"}
     yield Case("probe_table", sme_probe.probe_table, few | {"policies": [ConstantPolicy(1)]}, lists)
-    del few["count"]
-    yield Case("probe", sme_probe.probe, few | idle | marked, {"policy": "object", "states": "action"})
-    yield Case("regret_frame", sme_probe.regret_frame, {}, {"evaluation": "object"})
+    yield Case("probe", sme_probe.probe, world | idle | marked, {"policy": "object", "states": "action"})
+    yield Case("regret_frame", sme_regret.regret_frame, {}, {"evaluation": "object"})
 
 # %% ../../nbs/reproduce/14_inputs.ipynb #try-one
 def _attempt(case: Case, parameter: str, value: Any) -> str:

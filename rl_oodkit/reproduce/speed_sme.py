@@ -14,7 +14,7 @@ from ..core.registry import register
 from ..core.seeds import stream
 from ..envs.core import core_of
 from ..envs.sme import sme
-from ..envs.sme_world import SMESpec
+from ..envs.sme_knobs import SMESpec
 from ..envs.vector import CertifiedVectorEnv
 from .speed_training import PPOTraining
 from .timing import SpeedPair

@@ -1,6 +1,8 @@
 """Synthetic monitoring environments keep the contract with every preset; their optimum is one whatever the knobs."""
 
+import dataclasses
 import hashlib
+import re
 import subprocess
 import sys
 import warnings
@@ -18,6 +20,7 @@ from rl_oodkit.envs.checks import check_env
 from rl_oodkit.envs.regret import WithRegret
 from rl_oodkit.envs.single import CertifiedEnv
 from rl_oodkit.envs.sme import sme
+from rl_oodkit.envs.sme_knobs import PRESETS, SharedTargetsWarning, SMESpec
 from rl_oodkit.envs.sme_probe import (
     DISTANCES,
     cube_states,
@@ -25,11 +28,11 @@ from rl_oodkit.envs.sme_probe import (
     own_states,
     probe,
     probe_table,
-    regret_frame,
     shell_states,
     sme_baselines,
 )
-from rl_oodkit.envs.sme_world import PRESETS, Instance, SharedTargetsWarning, SMEProblem, SMESpec, draw_instance
+from rl_oodkit.envs.sme_regret import regret_frame
+from rl_oodkit.envs.sme_world import Instance, SMEProblem, draw_instance
 from rl_oodkit.envs.vector import CertifiedVectorEnv
 from rl_oodkit.oracles.baselines import oracle_policy
 from rl_oodkit.oracles.certificate import certify
@@ -368,3 +371,107 @@ def test_building_an_environment_does_not_touch_another_or_the_global_generators
     a = np.full(4, 0.25)
     assert np.array_equal(first.step(a)[0], alone.step(a)[0])
     assert np.array_equal(before, np.random.get_state()[1])  # noqa: NPY002
+
+
+def test_a_fixture_keeps_its_digest_whatever_is_done_with_it():
+    """What is computed from an instance on the way is no part of it, and whole numbers are as good as floats."""
+    spec = SMESpec(states=3, actions=2)
+    world = draw_instance(spec)
+    before = sme(spec, world).digest
+    world.target(np.full((3, 1), 0.3))
+    assert sme(spec, world).digest == before
+    assert sme(SMESpec(reward_min=0, kill_threshold=0, phase_noise=1)).digest == sme(SMESpec(phase_noise=1.0)).digest
+
+
+def test_an_instance_is_a_copy_that_nobody_changes():
+    """Arrays of the caller stay the caller's."""
+    spec = SMESpec(states=3, actions=2)
+    world, drift = draw_instance(spec), np.array([0.1, 0.2, 0.3])
+    mine = Instance(world.pull, drift, world.target, world.start)
+    drift[:] = 9
+    assert mine.drift.tolist() == [0.1, 0.2, 0.3]
+    for array in (mine.drift, mine.pull, mine.start, mine.target.weights[0]):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"target": None},
+        {"target": lambda x: x},
+        {"pull": np.full((2, 3), np.nan)},
+        {"pull": np.full((2, 3), 1e300)},
+        {"drift": np.zeros(2)},
+        {"start": np.full(3, 5.0)},
+    ],
+    ids=str,
+)
+def test_instances_that_would_falsify_the_optimum_are_refused(change):
+    """By name, before a world is made of them."""
+    world = draw_instance(SMESpec(states=3, actions=2))
+    with pytest.raises((ParameterError, ShapeError, NonFiniteError)):
+        dataclasses.replace(world, **change)
+    target = world.target
+    for wrong in ({"heights": 3 * target.heights}, {"density": np.nan * target.density}, {"weights": 3}):
+        with pytest.raises((ParameterError, ShapeError, NonFiniteError)):
+            dataclasses.replace(target, **wrong)
+    for call in (lambda: sme("spec"), lambda: sme(SMESpec(states=3, actions=2), "world"), lambda: draw_instance(None)):
+        with pytest.raises(ParameterError):
+            call()
+
+
+def test_one_state_has_few_layers():
+    """Deeper ones are calibrated rounding errors; with two states sixty-four layers are sound."""
+    with pytest.raises(ParameterError, match="5 layers of one state"):
+        SMESpec(states=1, actions=1, complexity=5)
+    with pytest.raises(ParameterError, match="rounding errors"):
+        calibrated_target(1, 1, 5)
+    x = np.random.default_rng(0).integers(0, 2**40, (2, 500)) / 2**40
+    for n, C in ((1, 4), (2, 64)):
+        target = calibrated_target(n, 1, C)
+        assert np.abs(target(x[:n]) + target(1 - x[:n]) - 1).max() < 1e-10
+
+
+@given(st.integers(2, 400), st.integers(2, 400), st.sampled_from([0.2, 0.5, 1.0]))
+@settings(max_examples=60, deadline=None)
+def test_the_discount_that_a_refusal_names_is_accepted(T, k, D):
+    """Rounded up, not down."""
+    knobs = {"states": 2, "actions": 1, "horizon": T, "reward_every": k, "kill_threshold": D}
+    try:
+        SMESpec(**knobs, discount=0.01)
+    except ParameterError as refusal:
+        said = float(re.search(r"discount of ([\d.]+) or more", str(refusal))[1])
+        SMESpec(**knobs, discount=said)
+
+
+def test_the_first_observation_is_as_noisy_as_the_others():
+    """And so are the states of probes."""
+    fixture = sme(SMESpec(observation_noise_std=0.07))
+    envs = CertifiedVectorEnv(fixture=fixture, num_envs=3000)
+    seen, _ = envs.reset(seed=0)
+    for s, o in ((envs.states, seen), (cube_states(fixture, 3000).T, None), (shell_states(fixture, 0.5, 3000).T, None)):
+        noise = s[:, 12:] if o is None else o[:, :8] - s[:, :8]
+        assert abs(noise.std() - 0.07) < 0.002 and abs(noise.mean()) < 0.002
+
+
+def test_probed_books_are_books_of_living_episodes():
+    """Nobody alive has earned less than the threshold a step; the published display lags."""
+    s = cube_states(sme(SMESpec(reward_every=4, kill_threshold=0.3)), 4000)
+    assert (s[9] >= 0.3 * (s[8] % 4) - 1e-12).all() and (s[9] <= s[8] % 4).all() and (s[9] == s[10]).all()
+    s = cube_states(sme(SMESpec(reward_every=4, legacy_payout=True)), 4000)
+    assert (s[9, s[8] % 4 == 0] == 0).all() and (s[10, (s[8] % 4 == 0) & (s[8] > 0)] > 0).mean() > 0.99
+    assert (s[9:11, s[8] == 0] == 0).all() and (s[10] <= (s[8] - 1) % 4).all()
+
+
+def test_own_states_are_of_living_episodes():
+    """More worlds are walked where episodes end early; a named error where none is alive."""
+    from rl_oodkit.core.errors import EmptySplitError
+    from rl_oodkit.oracles.baselines import ConstantPolicy
+
+    fixture = sme(SMESpec(states=3, actions=2, kill_threshold=0.25))
+    s = own_states(fixture, ConstantPolicy(2), 200)
+    assert s.shape[0] == 7 and 20 < s.shape[1] <= 200 and not fixture.problem.terminal(s).any()
+    hopeless = sme(SMESpec(states=3, actions=2, kill_threshold=1.0, horizon=5000))
+    with pytest.raises(EmptySplitError, match="end at once"):
+        own_states(hopeless, ConstantPolicy(2), 10)
