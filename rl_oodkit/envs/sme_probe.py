@@ -348,6 +348,13 @@ def probe_table(
         One row a policy and place: policy, place ("cube", "own states" or "shell"), distance, points, and mean and
         standard error of error, score and regret.
 
+    Raises
+    ------
+    ParameterError
+        If the policies are no list, or empty, or a distance is negative.
+    EmptySplitError
+        If all episodes of a policy end at once.
+
     Examples
     --------
     >>> from rl_oodkit.oracles.fixture import of

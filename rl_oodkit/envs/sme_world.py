@@ -73,6 +73,11 @@ def draw_instance(spec: SMESpec) -> Instance:
     -------
     Instance
 
+    Raises
+    ------
+    ParameterError
+        If the spec is none.
+
     Examples
     --------
     >>> draw_instance(SMESpec()).drift.shape

@@ -38,6 +38,11 @@ def fixed_product(matrix: np.ndarray, x: np.ndarray) -> np.ndarray:
     -------
     float array of shape (r, B)
 
+    Raises
+    ------
+    ShapeError
+        If the vectors have another length than the matrix has columns.
+
     Examples
     --------
     >>> fixed_product(np.array([[1.0, 2.0]]), np.ones((2, 1))).tolist()

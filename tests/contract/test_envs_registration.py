@@ -154,7 +154,7 @@ def test_steps_need_an_episode():
         envs.step(np.zeros((2, 1)))
     env.reset(seed=0)
     assert env.step(np.zeros(1))[3]
-    with pytest.raises(ResetNeeded, match="again after truncation"):
+    with pytest.raises(ResetNeeded, match="again after an episode"):
         env.step(np.zeros(1))
 
 
