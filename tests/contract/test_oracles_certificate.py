@@ -90,6 +90,10 @@ class Altered:
             raise AttributeError(name)
         return getattr(self.inner, name)
 
+    def advance(self, s, a, w):
+        """Step and charge as altered."""
+        return self.step(s, a, w), self.cost(s, a)
+
     def with_start(self, name):
         """Keep the alteration."""
         other = copy.copy(self)
