@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rl_oodkit.envs.sme_knobs import SMESpec
 
 from rl_oodkit.core.seeds import stream
 from rl_oodkit.envs.single import CertifiedEnv
 from rl_oodkit.envs.sme import sme
+from rl_oodkit.envs.sme_knobs import SMESpec
 from rl_oodkit.envs.sme_world import Instance
 from rl_oodkit.envs.vector import CertifiedVectorEnv
 from rl_oodkit.oracles.targets import WheelTarget, calibrated_target, wheel_target

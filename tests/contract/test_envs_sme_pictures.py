@@ -7,12 +7,12 @@ import sys
 import gymnasium as gym
 import numpy as np
 import pytest
-from rl_oodkit.envs.sme_knobs import SMESpec
 
 from rl_oodkit.core.errors import NonFiniteError, ParameterError, RlOodkitError, ShapeError
 from rl_oodkit.core.seeds import stream
 from rl_oodkit.envs import sme_pictures as pictures
 from rl_oodkit.envs.sme import sme
+from rl_oodkit.envs.sme_knobs import SMESpec
 from rl_oodkit.envs.sme_world import SMEProblem
 from rl_oodkit.oracles.baselines import UniformPolicy, ZeroPolicy, oracle_policy
 from rl_oodkit.oracles.fixture import of

@@ -3,7 +3,6 @@
 import numpy as np
 import pandas as pd
 import pytest
-from rl_oodkit.envs.sme_knobs import SMESpec
 from scipy import stats
 
 from rl_oodkit.core.errors import ParameterError
@@ -11,6 +10,7 @@ from rl_oodkit.core.executors import SerialExecutor
 from rl_oodkit.core.runs import RunStore, run_units
 from rl_oodkit.core.store import save_frame
 from rl_oodkit.envs.sme import sme
+from rl_oodkit.envs.sme_knobs import SMESpec
 from rl_oodkit.envs.sme_probe import DISTANCES, cube_states, probe, shell_states, sme_baselines
 from rl_oodkit.reproduce.sme_distance import against, last_marks, level_pairs, mixed_marks, place_marks, told_order
 from rl_oodkit.reproduce.sme_runs import adopt_rows, sme_groups, sme_rows, sme_unit

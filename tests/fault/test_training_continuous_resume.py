@@ -8,11 +8,11 @@ import time
 
 import numpy as np
 import pytest
-from rl_oodkit.envs.sme_knobs import SMESpec
 
 from rl_oodkit.core.errors import CheckpointError, DamagedFileError, RunInterrupted
 from rl_oodkit.core.store import load_json
 from rl_oodkit.envs.sme import sme
+from rl_oodkit.envs.sme_knobs import SMESpec
 from rl_oodkit.oracles.toys import small_fixture
 from rl_oodkit.training import continuous
 from rl_oodkit.training.actor import load_actor
