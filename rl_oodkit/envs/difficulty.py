@@ -24,7 +24,7 @@ def difficulty_table(seeds: Sequence[int], ids: Sequence[str] = (), **params: An
     seeds : sequence of int
         One a world, at least two.
     ids : sequence of str
-        Environments; all that are registered if there is none.
+        Environments; all that are registered and have a quadratic value if there is none.
     **params
         Parameters for each of them.
 
@@ -37,11 +37,14 @@ def difficulty_table(seeds: Sequence[int], ids: Sequence[str] = (), **params: An
     ------
     UnknownIdError
         If there is no such environment.
+    ParameterError
+        If the value of a named one is not quadratic.
 
     Examples
     --------
     >>> difficulty_table(range(4), ["rl_oodkit/LQR-v1"])["n"].tolist()
     [2]
     """
-    found = [measure_difficulty(fixture, seeds) for fixture in fixtures_of(ids, **params)]
+    chosen = [fixture for fixture in fixtures_of(ids, **params) if ids or hasattr(fixture.oracle, "model")]
+    found = [measure_difficulty(fixture, seeds) for fixture in chosen]
     return pd.DataFrame([asdict(d) | {"shut": ", ".join(d.failures)} for d in found])

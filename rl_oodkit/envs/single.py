@@ -163,7 +163,7 @@ class CertifiedEnv(gym.Env[np.ndarray, np.ndarray]):
         Returns
         -------
         tuple
-            Observation float64 of shape (o,), reward, False, truncated, an empty dictionary.
+            Observation float64 of shape (o,), reward, terminated, truncated, an empty dictionary.
         """
         return (*self._core.step_one(action), {})
 

@@ -197,7 +197,7 @@ def measure_difficulty(fixture: Any, seeds: Sequence[int]) -> Difficulty:
     Raises
     ------
     ParameterError
-        If there are fewer than two seeds.
+        If there are fewer than two seeds, or the value is not quadratic.
 
     Examples
     --------
@@ -208,7 +208,12 @@ def measure_difficulty(fixture: Any, seeds: Sequence[int]) -> Difficulty:
     seeds = world_seeds(seeds)
     if len(seeds) < 2:
         raise ParameterError("one seed gives no interval", where="measure_difficulty", instead="Use two or more.")
-    problem, tau = as_fixture(fixture).problem, fixture.oracle.model.tau
+    problem, model = as_fixture(fixture).problem, getattr(fixture.oracle, "model", None)
+    if model is None:
+        raise ParameterError(
+            f"{fixture.id} has no quadratic value", instead="Its certificate has the gates that apply."
+        )
+    tau = model.tau
     growth, explosion = open_loop_growth(problem)
     short, long = zero_ratios(fixture, seeds)
     clip_rate, reach, largest, z = _oracle_rows(fixture, seeds)
