@@ -56,12 +56,13 @@ def oracle_of(env: Any, fixture: Fixture | None = None) -> Oracle:
 
 # %% ../../nbs/envs/05_regret.ipynb #last-step
 def _last_step(core: EpisodeCore, oracle: Oracle) -> dict[str, np.ndarray]:
-    """Return regret, value, extras (B,) and optimal action (B, m) of the last step; NaN for worlds that stood still."""
+    """Return what the last step was worth, (B,), and the optimal action (B, m); NaN for worlds that stood still."""
     s, a = core.previous, core.actions
     told = {
         "regret": oracle.advantage(s, a),
         "optimal_action": np.array(oracle.action(s).T, order="C"),
         "value": oracle.value(s),
+        "clipped": (core.problem.clip(a) != a).any(axis=0).astype(np.float64),
         **oracle.extras(s, a),
     }
     if not core.stepped.all():
@@ -130,7 +131,7 @@ class WithRegret(gym.Wrapper):
     >>> env = WithRegret(CertifiedEnv(fixture=fixture), fixture)
     >>> _ = env.reset(seed=0)
     >>> sorted(env.step(np.zeros(1))[4])
-    ['optimal_action', 'regret', 'value']
+    ['clipped', 'optimal_action', 'regret', 'value']
     """
 
     def __new__(cls, env: Any = None, fixture: Fixture | None = None) -> Any:

@@ -176,7 +176,8 @@ def test_the_wrapper_tells_regret_and_the_info_nothing():
     env = WithRegret(gym.make(ID))
     env.reset(seed=3)
     told = env.step(np.full(4, 0.5))[4]
-    assert set(told) == {"regret", "value", "optimal_action", "instantaneous_regret", "action_error"}
+    assert set(told) == {"regret", "value", "optimal_action", "clipped", "instantaneous_regret", "action_error"}
+    assert told["clipped"] == 0 and env.step(np.full(4, 1.5))[4]["clipped"] == 1
     assert np.isclose(told["action_error"], np.abs(0.5 - told["optimal_action"]).mean())
     assert told["instantaneous_regret"] == 1 - max(0, 1 - 4 * told["action_error"])
     vector = WithRegret(gym.make_vec(ID, num_envs=2))
