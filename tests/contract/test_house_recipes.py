@@ -50,10 +50,16 @@ def test_example_of_the_readme(tmp_path):
 
 def test_certified_example_of_the_readme(tmp_path):
     """The ten lines train a learner, here for a moment, and measure it against the optimum."""
-    (code,) = [block for block in recipes("README.md") if "fixture = of" in block]
+    (code,) = [block for block in recipes("README.md") if "train(preset" in block]
     small = code.replace("steps=200_000", "steps=4096").replace("seeds=range(200)", "seeds=range(8)")
     assert small.count("range(8)") == 2
     run(small + "\nassert learned.gap_mean > 0 and nothing.gap_mean > 0\n", tmp_path)
+
+
+def test_synthetic_example_of_the_readme(tmp_path):
+    """The lines mark four policies at seven places, the oracle without an error."""
+    (code,) = [block for block in recipes("README.md") if "probe_table" in block]
+    run(code + "\nassert errors.shape[0] == 28 and (errors[errors.policy == 'oracle'].error == 0).all()\n", tmp_path)
 
 
 def test_recipes_of_contributing(tmp_path):
