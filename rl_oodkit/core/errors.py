@@ -6,8 +6,9 @@
 __all__ = ['RlOodkitError', 'UnknownIdError', 'RegistrationError', 'ParameterError', 'StrengthError', 'OnsetError', 'ShapeError',
            'NonFiniteError', 'EmptySplitError', 'LabelLeakError', 'UndeclaredFieldError', 'DetectorOutputError',
            'InjectorLawError', 'StoreError', 'DamagedFileError', 'ForeignFileError', 'CheckpointError',
-           'UnitFailedError', 'NotebookError', 'CloneNeededError', 'RunInterrupted', 'check_array', 'check_integer',
-           'check_fraction', 'check_real', 'shown']
+           'UnitFailedError', 'NotebookError', 'CloneNeededError', 'RunInterrupted', 'SubmissionError',
+           'SandboxUnavailableError', 'ServiceError', 'check_array', 'check_integer', 'check_fraction', 'check_real',
+           'shown']
 
 # %% ../../nbs/core/00_errors.ipynb #errors-imports
 import math
@@ -123,6 +124,18 @@ class CloneNeededError(RlOodkitError, RuntimeError):
 
 class RunInterrupted(RlOodkitError, KeyboardInterrupt):
     """Report an interrupt: how much is finished, and how to resume."""
+
+
+class SubmissionError(RlOodkitError, ValueError):
+    """Report a submission that the grader does not accept, with the rule it breaks."""
+
+
+class SandboxUnavailableError(RlOodkitError, RuntimeError):
+    """Report that this machine cannot isolate code as far as was asked."""
+
+
+class ServiceError(RlOodkitError, OSError):
+    """Report a language-model service that cannot be reached or does not keep its contract."""
 
 # %% ../../nbs/core/00_errors.ipynb #as-numeric
 def _as_numeric(x: Any, name: str) -> np.ndarray:

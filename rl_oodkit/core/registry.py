@@ -40,6 +40,12 @@ MODULES = MappingProxyType(
         "accumulator": ("rl_oodkit.ood.accumulators",),
         "detector": ("rl_oodkit.ood.detector",),
         "metric": ("rl_oodkit.ood.matched",),
+        "rule": ("rl_oodkit.mle.rules",),
+        "renderer": ("rl_oodkit.mle.render",),
+        "task-metric": ("rl_oodkit.mle.metrics",),
+        "option": ("rl_oodkit.mle.options",),
+        "reward": ("rl_oodkit.mle.rewards",),
+        "scaffold": ("rl_oodkit.mle.scaffolds",),
         "promise": ("rl_oodkit.reproduce.promises",),
         "speed": (
             "rl_oodkit.reproduce.speed",
@@ -47,6 +53,7 @@ MODULES = MappingProxyType(
             "rl_oodkit.reproduce.speed_envs",
             "rl_oodkit.reproduce.speed_training",
             "rl_oodkit.reproduce.speed_sme",
+            "rl_oodkit.reproduce.speed_mle",
         ),
     }
 )

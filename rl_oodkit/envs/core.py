@@ -21,7 +21,7 @@ from ..oracles.problem import Problem
 class NotResetError(RlOodkitError, ResetNeeded):
     """Report a step where no episode is running."""
 
-# %% ../../nbs/envs/00_core.ipynb #noisetape
+# %% ../../nbs/envs/00_core.ipynb #stretch
 _NUMBERS = 2**22  # on a tape, 32 MiB: long stretches hide the calls, and thousands of worlds still fit
 
 
@@ -29,7 +29,22 @@ def _stretch(worlds: int, channels: int, horizon: int) -> int:
     """Return the length of a tape: a whole episode where that fits."""
     return max(1, min(horizon, max(32, _NUMBERS // (worlds * max(1, channels)))))
 
+# %% ../../nbs/envs/00_core.ipynb #record
+_Draw = Callable[[np.random.Generator, int], np.ndarray]
 
+
+def _record(slots: np.ndarray, rng: np.random.Generator | None, draw: _Draw) -> None:
+    """Fill the slots (steps, q) of one world with the next numbers of its stream."""
+    if slots.size:
+        slots[:] = draw(rng, len(slots)).T
+
+
+def _rows(slot: np.ndarray) -> np.ndarray:
+    """Return the numbers of one slot, (B, q), as contiguous rows of shape (q, B)."""
+    now = slot.T
+    return now if now.flags.c_contiguous else now.copy()
+
+# %% ../../nbs/envs/00_core.ipynb #noisetape
 class NoiseTape:
     """Hold the noise of the coming steps of all worlds, under one reading head.
 
@@ -53,9 +68,7 @@ class NoiseTape:
     (1, 2)
     """
 
-    def __init__(
-        self, draw: Callable[[np.random.Generator, int], np.ndarray], worlds: int, channels: int, length: int
-    ) -> None:
+    def __init__(self, draw: _Draw, worlds: int, channels: int, length: int) -> None:
         self._draw = draw
         self._slots = np.zeros((worlds, length, channels))
         self._streams: list[np.random.Generator | None] = [None] * worlds
@@ -68,22 +81,15 @@ class NoiseTape:
     def load(self, world: int, rng: np.random.Generator) -> None:
         """Record a new episode's noise for one world, from the head on."""
         self._streams[world] = rng
-        self._record(world)
-
-    def _record(self, world: int) -> None:
-        """Fill a world's slots from the head to the end of the tape."""
-        left = self._slots.shape[1] - self._head
-        if left and self._slots.shape[2]:
-            self._slots[world, self._head :] = self._draw(self._streams[world], left).T
+        _record(self._slots[world, self._head :], rng, self._draw)
 
     def read(self) -> np.ndarray:
         """Return the noise under the head, float64 of shape (q, B), with contiguous rows."""
         if self._head == self._slots.shape[1]:
             self._head = 0
-            for world in range(len(self._streams)):
-                self._record(world)
-        now = self._slots[:, self._head].T
-        return now if now.flags.c_contiguous else now.copy()
+            for slots, rng in zip(self._slots, self._streams, strict=True):
+                _record(slots, rng, self._draw)
+        return _rows(self._slots[:, self._head])
 
     def advance(self) -> None:
         """Move the head on by one step."""
@@ -116,7 +122,7 @@ def _check_costs(cost: np.ndarray, running: np.ndarray, clock: np.ndarray) -> No
             instead="The state has diverged; count the episode as diverged and reset the world.",
         )
 
-# %% ../../nbs/envs/00_core.ipynb #episodes-asked
+# %% ../../nbs/envs/00_core.ipynb #next-episode
 def _next_episode(old: tuple[int, int] | None, seed: int | None) -> tuple[int, int]:
     """Return root seed and number of the episode to start."""
     if seed is not None:
@@ -125,7 +131,7 @@ def _next_episode(old: tuple[int, int] | None, seed: int | None) -> tuple[int, i
         raise NotResetError("a world has no seed yet", instead="Give a seed at its first reset.")
     return old[0], old[1] + 1
 
-
+# %% ../../nbs/envs/00_core.ipynb #episodes-asked
 def _chosen(mask: Any, worlds: int) -> list[int]:
     """Return the indices of the worlds to reset, or raise."""
     if mask is None:
@@ -134,6 +140,32 @@ def _chosen(mask: Any, worlds: int) -> list[int]:
     if mask.dtype != bool or not mask.any():
         raise ParameterError("the reset mask is not boolean, or all false", instead="Mark at least one world.")
     return [int(i) for i in np.flatnonzero(mask)]
+
+
+def _asked(
+    old: Sequence[tuple[int, int] | None], seeds: Sequence[int | None] | None, mask: Any
+) -> dict[int, tuple[int, int]]:
+    """Return the episodes to start by world, given those that run, or raise."""
+    chosen = _chosen(mask, len(old))
+    seeds = [None] * len(old) if seeds is None else seeds
+    if len(seeds) != len(old):
+        raise ShapeError(f"{len(seeds)} seeds for {len(old)} worlds", instead="Give one seed, or None, a world.")
+    return {i: _next_episode(old[i], seeds[i]) for i in chosen}
+
+# %% ../../nbs/envs/00_core.ipynb #begin
+def _begin(kept: "Episodes", asked: dict[int, tuple[int, int]]) -> None:
+    """Draw start and noise of the episodes that are asked for, and start their clocks."""
+    states, running = kept.states.copy(), kept.running.copy()
+    if len(asked) == kept.worlds:
+        kept._tape.rewind()
+    for world, episode in asked.items():
+        rng = episode_stream(*episode)
+        states[:, world] = kept.problem.initial(rng, 1)[:, 0]
+        kept._tape.load(world, rng)
+        kept.episodes[world] = episode
+        kept.clock[world], running[world] = 0, True
+    kept.states, kept.running = states, running
+    kept.idle = kept.worlds - int(running.sum())
 
 # %% ../../nbs/envs/00_core.ipynb #episodes
 _WORLDS = 2**20  # at most: beyond it memory ends before the first step
@@ -189,30 +221,60 @@ class Episodes:
         float64 array of shape (o, B)
             Observations of all worlds, possibly a view of the states.
         """
-        chosen = _chosen(mask, self.worlds)
-        seeds = [None] * self.worlds if seeds is None else seeds
-        if len(seeds) != self.worlds:
-            raise ShapeError(f"{len(seeds)} seeds for {self.worlds} worlds", instead="Give one seed, or None, a world.")
-        self._begin({i: _next_episode(self.episodes[i], seeds[i]) for i in chosen})
+        _begin(self, _asked(self.episodes, seeds, mask))
         return self.observe()
-
-    def _begin(self, episodes: dict[int, tuple[int, int]]) -> None:
-        """Draw start and noise of the given episodes, and start their clocks."""
-        states, running = self.states.copy(), self.running.copy()
-        if len(episodes) == self.worlds:
-            self._tape.rewind()
-        for world, episode in episodes.items():
-            rng = episode_stream(*episode)
-            states[:, world] = self.problem.initial(rng, 1)[:, 0]
-            self._tape.load(world, rng)
-            self.episodes[world] = episode
-            self.clock[world], running[world] = 0, True
-        self.states, self.running = states, running
-        self.idle = self.worlds - int(running.sum())
 
     def observe(self) -> np.ndarray:
         """Return the observations, float64 of shape (o, B), possibly a view of the states."""
         return self.problem.observe(self.states)
+
+# %% ../../nbs/envs/00_core.ipynb #all-moved
+def _all_moved(worlds: Episodes, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return next states (n, B) and rewards (B,); worlds that rest stay, and earn nothing."""
+    old, running = worlds.states, worlds.running
+    new, cost = worlds.problem.advance(old, actions, worlds._tape.read())
+    _check_costs(cost, running, worlds.clock)
+    reward = np.negative(cost)
+    if worlds.idle:
+        new, reward = np.where(running, new, old), np.where(running, reward, 0.0)
+    return new, reward
+
+# %% ../../nbs/envs/00_core.ipynb #tick
+def _tick(worlds: Episodes, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Advance the clocks of those who run; return who has ended, by the state and by the horizon."""
+    running, problem = worlds.running, worlds.problem
+    worlds.clock += running
+    truncated = running & (worlds.clock >= worlds.horizon)
+    terminated = running & problem.terminal(new) if problem.ends else np.zeros(worlds.worlds, bool)
+    ended = terminated | truncated
+    if ended.any():
+        worlds.running = running & ~ended
+        worlds.idle = worlds.worlds - int(worlds.running.sum())
+    return terminated, truncated
+
+# %% ../../nbs/envs/00_core.ipynb #moved
+def _moved(worlds: Episodes, kernel: Any, action: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the next state (n, 1) and the cost of the only world, by a compiled step where there is one."""
+    old, noise = worlds.states, worlds._tape.read()
+    if kernel is None:
+        new, cost = worlds.problem.advance(old, action[:, None], noise)
+        _check_costs(cost, worlds.running, worlds.clock)
+        return new, float(cost[0])
+    new, cost = kernel(old[:, 0], action, noise[:, 0])
+    if not math.isfinite(cost):
+        _check_costs(np.array([cost]), worlds.running, worlds.clock)
+    return new[:, None], cost
+
+# %% ../../nbs/envs/00_core.ipynb #tick-one
+def _tick_one(worlds: Episodes, new: np.ndarray) -> tuple[bool, bool]:
+    """Advance the only clock; tell whether the episode has ended, by the state and by the horizon."""
+    worlds.stepped = worlds.running
+    worlds.clock[0] += 1
+    terminated = worlds.problem.ends and bool(worlds.problem.terminal(new)[0])
+    over = bool(worlds.clock[0] >= worlds.horizon)
+    if terminated or over:
+        worlds.running, worlds.idle = np.zeros(1, bool), 1
+    return terminated, over
 
 # %% ../../nbs/envs/00_core.ipynb #episodecore
 class EpisodeCore(Episodes):
@@ -266,33 +328,14 @@ class EpisodeCore(Episodes):
             If the actions have another shape.
         """
         actions = _accepted(actions, (self.problem.m, self.worlds))
-        self._require_episodes()
-        old, running = self.states, self.running
-        new, cost = self.problem.advance(old, actions, self._tape.read())
-        _check_costs(cost, running, self.clock)
-        reward = np.negative(cost)
-        if self.idle:
-            new, reward = np.where(running, new, old), np.where(running, reward, 0.0)
-        self._tape.advance()
-        terminated, truncated = self._tick(running, new)
-        self.previous, self.actions, self.stepped, self.states = old, actions, running, new
-        return self.observe(), reward, terminated, truncated
-
-    def _require_episodes(self) -> None:
-        """Raise if a world was never reset."""
         if self.idle and None in self.episodes:
             raise NotResetError("step before the first reset", instead="Call reset first.")
-
-    def _tick(self, running: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Advance the clocks of those who moved; return who has ended, by the state and by the horizon."""
-        self.clock += running
-        truncated = running & (self.clock >= self.horizon)
-        terminated = running & self.problem.terminal(new) if self.problem.ends else np.zeros(self.worlds, bool)
-        ended = terminated | truncated
-        if ended.any():
-            self.running = running & ~ended
-            self.idle = self.worlds - int(self.running.sum())
-        return terminated, truncated
+        old, running = self.states, self.running
+        new, reward = _all_moved(self, actions)
+        self._tape.advance()
+        terminated, truncated = _tick(self, new)
+        self.previous, self.actions, self.stepped, self.states = old, actions, running, new
+        return self.observe(), reward, terminated, truncated
 
     def step_one(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """Advance the only world by one step; see `EpisodeCore.step`.
@@ -310,35 +353,12 @@ class EpisodeCore(Episodes):
         action = _accepted(action, (self.problem.m,))
         if self.idle:
             raise NotResetError("no episode is running", instead="Call reset first, and again after an episode.")
-        old, column = self.states, action[:, None]
-        new, cost = self._moved(old, column) if self.kernel is None else self._moved_compiled(old, action)
+        old = self.states
+        new, cost = _moved(self, self.kernel, action)
         self._tape.advance()
-        terminated, truncated = self._tick_one(new)
-        self.previous, self.actions, self.states = old, column, new
+        terminated, truncated = _tick_one(self, new)
+        self.previous, self.actions, self.states = old, action[:, None], new
         return self.observe()[:, 0].copy(), -cost, terminated, truncated
-
-    def _moved(self, old: np.ndarray, column: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return the next state (n, 1) and the cost of the only world."""
-        new, cost = self.problem.advance(old, column, self._tape.read())
-        _check_costs(cost, self.running, self.clock)
-        return new, float(cost[0])
-
-    def _moved_compiled(self, old: np.ndarray, action: np.ndarray) -> tuple[np.ndarray, float]:
-        """Return the same from the compiled step."""
-        new, cost = self.kernel(old[:, 0], action, self._tape.read()[:, 0])
-        if not math.isfinite(cost):
-            _check_costs(np.array([cost]), self.running, self.clock)
-        return new[:, None], cost
-
-    def _tick_one(self, new: np.ndarray) -> tuple[bool, bool]:
-        """Advance the only clock; tell whether the episode has ended, by the state and by the horizon."""
-        self.stepped = self.running
-        self.clock[0] += 1
-        terminated = self.problem.ends and bool(self.problem.terminal(new)[0])
-        over = bool(self.clock[0] >= self.horizon)
-        if terminated or over:
-            self.running, self.idle = np.zeros(1, bool), 1
-        return terminated, over
 
 # %% ../../nbs/envs/00_core.ipynb #core-of
 def core_of(env: Any) -> EpisodeCore:

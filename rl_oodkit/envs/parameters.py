@@ -48,7 +48,7 @@ def check_number(x: Any, name: str, low: float = -math.inf, high: float = math.i
         raise ParameterError(f"{name} is {shown(x)}", instead=what)
     return float(x)
 
-
+# %% ../../nbs/envs/09_parameters.ipynb #check-positive
 def check_positive(x: Any, name: str, high: float = math.inf) -> float:
     """Return a number above zero, or raise.
 
@@ -79,7 +79,7 @@ def check_positive(x: Any, name: str, high: float = math.inf) -> float:
         raise ParameterError(f"{name} is {shown(x)}", instead="Use a number above 0.")
     return float(x)
 
-
+# %% ../../nbs/envs/09_parameters.ipynb #check-choice
 def check_choice(x: Any, name: str, choices: Iterable[str]) -> str:
     """Return a word that is in a list, or raise.
 
@@ -198,7 +198,7 @@ def balanced_costs(
     """
     return tuple(discount * (authority * g) ** 2 * w / leverage for g, w in zip(gains, weights, strict=True))
 
-
+# %% ../../nbs/envs/09_parameters.ipynb #balanced-tau
 def balanced_tau(leverage: float, growth: float, discount: float) -> float:
     """Return the share of a driven coordinate's value that is paid in a step, for a given open-loop growth.
 

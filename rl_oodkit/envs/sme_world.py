@@ -20,6 +20,18 @@ from ..oracles.folding import tent
 from ..oracles.problem import Problem
 from ..oracles.targets import CalibratedTarget, WheelTarget, calibrated_target, fixed_product, wheel_target
 
+# %% ../../nbs/envs/20_sme_world.ipynb #array-of
+def _array_of(x: object, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Return a read-only copy of an instance's array, or raise."""
+    array = np.array(check_array(x, name, dtype=np.float64))  # a copy that nobody changes
+    array.flags.writeable = False
+    if array.shape != shape:
+        raise ShapeError(f"{name} has shape {array.shape}", instead=f"The target asks for {shape}.")
+    if np.abs(array).max() > 1e3:
+        what = f"{name} holds {np.abs(array).max():g}"
+        raise ParameterError(what, instead="Use at most 1,000: a fold of more loses its digits.")
+    return array
+
 # %% ../../nbs/envs/20_sme_world.ipynb #instance
 @dataclass(frozen=True, eq=False)
 class Instance:
@@ -49,18 +61,11 @@ class Instance:
             raise ParameterError(f"{shown(self.target)} is no target", where="Instance", instead=said)
         m, n = self.target.shape
         for name, shape in (("pull", (m, n)), ("drift", (n,)), ("start", (n,))):
-            array = np.array(check_array(getattr(self, name), name, dtype=np.float64))  # a copy that nobody changes
-            array.flags.writeable = False
-            if array.shape != shape:
-                raise ShapeError(f"{name} has shape {array.shape}", instead=f"The target asks for {shape}.")
-            if np.abs(array).max() > 1e3:
-                what = f"{name} holds {np.abs(array).max():g}"
-                raise ParameterError(what, instead="Use at most 1,000: a fold of more loses its digits.")
-            object.__setattr__(self, name, array)
+            object.__setattr__(self, name, _array_of(getattr(self, name), name, shape))
         if (self.start < 0).any() or (self.start > 1).any():
             raise ParameterError("the start lies outside the cube", where="Instance", instead="Use [0, 1].")
 
-
+# %% ../../nbs/envs/20_sme_world.ipynb #draw-instance
 def draw_instance(spec: SMESpec) -> Instance:
     """Draw what the instance seed stands for.
 
@@ -135,7 +140,7 @@ class Outcome:
     shown: np.ndarray  # what the agent sees of it, (B,)
     killed: np.ndarray  # bool, (B,): the episode has been ended, now or before
 
-
+# %% ../../nbs/envs/20_sme_world.ipynb #outcome-of
 def outcome_of(spec: SMESpec, horizon: int, books: np.ndarray, error: np.ndarray) -> Outcome:
     """Say what actions of a given error earn, and when it is paid.
 
@@ -176,9 +181,34 @@ def outcome_of(spec: SMESpec, horizon: int, books: np.ndarray, error: np.ndarray
     after = np.where(due | killed, 0.0, total)
     return Outcome(error, earned, total * due, after, pending if spec.legacy_payout else after, killed)
 
-# %% ../../nbs/envs/20_sme_world.ipynb #cube-problem
-class _CubeProblem(Problem):
-    """Lay out the states of a synthetic monitoring environment; what actions do is left open."""
+# %% ../../nbs/envs/20_sme_world.ipynb #state-names
+def _state_names(cube: int, blurred: int) -> tuple[str, ...]:
+    """Name the rows of a state."""
+    books = ["steps done", "pending", "shown", "killed"]
+    return (*(f"x{i}" for i in range(cube)), *books, *(f"noise on x{i}" for i in range(blurred)))
+
+# %% ../../nbs/envs/20_sme_world.ipynb #noise-of
+def _noise(rng: np.random.Generator, steps: int, shaken: int, blurred: int) -> np.ndarray:
+    """Draw uniform numbers for the phase, then normal ones for the view, of shape (shaken + blurred, steps)."""
+    w = np.ascontiguousarray(rng.random((steps, shaken + blurred)).T)
+    if blurred:
+        w[shaken:] = ndtri(np.maximum(w[shaken:], 2.0**-54))
+    return w
+
+# %% ../../nbs/envs/20_sme_world.ipynb #view-of
+def _view(s: np.ndarray, cube: int, spec: SMESpec) -> np.ndarray:
+    """Return the observations, of shape (cube + 2, B), of full states (n, B)."""
+    seen = np.empty((cube + 2, s.shape[1]))
+    seen[:cube] = s[:cube]
+    if len(s) > cube + 4:
+        seen[:cube] += s[cube + 4 :]
+    np.divide(s[cube], spec.horizon, out=seen[cube])
+    np.divide(s[cube + 2], spec.reward_every, out=seen[cube + 1])
+    return seen
+
+# %% ../../nbs/envs/20_sme_world.ipynb #cube-layout
+class _CubeLayout(Problem):
+    """Lay out the states of a synthetic monitoring environment; where they start and how they move is left open."""
 
     ends = pays = True
 
@@ -196,10 +226,16 @@ class _CubeProblem(Problem):
         self.action_low, self.action_high = np.zeros(self.m), np.ones(self.m)
         if not blurred:
             self.bounds = np.zeros(self.cube + 2), np.ones(self.cube + 2)
-        self.starts = MappingProxyType({"train": self._anywhere, "test": self._anywhere, "fixed": self._fixed})
-        names = [*(f"x{i}" for i in range(self.cube)), "steps done", "pending", "shown", "killed"]
-        self.state_names = tuple(names + [f"noise on x{i}" for i in range(blurred)])
+        self.state_names = _state_names(self.cube, blurred)
         self.action_names = tuple(f"a{j}" for j in range(self.m))
+
+# %% ../../nbs/envs/20_sme_world.ipynb #cube-problem
+class _CubeProblem(_CubeLayout):
+    """Start and show the states of a synthetic monitoring environment; what actions do is left open."""
+
+    def __init__(self, spec: SMESpec, instance: Instance | None = None) -> None:
+        super().__init__(spec, instance)
+        self.starts = MappingProxyType({"train": self._anywhere, "test": self._anywhere, "fixed": self._fixed})
 
     def _anywhere(self, rng: np.random.Generator, worlds: int) -> np.ndarray:
         """Start uniformly on the cube."""
@@ -224,24 +260,35 @@ class _CubeProblem(Problem):
 
     def noise(self, rng: np.random.Generator, steps: int) -> np.ndarray:
         """Draw uniform numbers for the phase, then normal ones for the observation; see `Problem.noise`."""
-        w = np.ascontiguousarray(rng.random((steps, self.q)).T)
-        if self.q > self._shaken:
-            w[self._shaken :] = ndtri(np.maximum(w[self._shaken :], 2.0**-54))
-        return w
+        return _noise(rng, steps, self._shaken, self.q - self._shaken)
 
     def observe(self, s: np.ndarray) -> np.ndarray:
         """Return the point, the share of time gone and the shown earnings; see `Problem.observe`."""
-        n, seen = self.cube, np.empty((self.cube + 2, s.shape[1]))
-        seen[:n] = s[:n]
-        if len(s) > n + 4:
-            seen[:n] += s[n + 4 :]
-        np.divide(s[n], self.spec.horizon, out=seen[n])
-        np.divide(s[n + 2], self.spec.reward_every, out=seen[n + 1])
-        return seen
+        return _view(s, self.cube, self.spec)
 
     def terminal(self, s: np.ndarray) -> np.ndarray:
         """Return who has been killed; see `Problem.terminal`."""
         return s[self.cube + 3] > 0
+
+# %% ../../nbs/envs/20_sme_world.ipynb #mean-error
+def _mean_error(inside: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return mean absolute errors, of shape (B,), of clipped actions (m, B)."""
+    apart = np.abs(inside - wanted)
+    total = apart[0]
+    for row in apart[1:]:
+        total += row
+    total /= len(apart)
+    return total
+
+# %% ../../nbs/envs/20_sme_world.ipynb #carried
+def _carried(problem: _CubeProblem, x: np.ndarray, inside: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """Return where points (cube, B) are carried by clipped actions (m, B), before they are folded back."""
+    u = fixed_product(problem._pull, inside)
+    u += x
+    u += problem.instance.drift[:, None]
+    if problem._shaken:
+        u += problem.spec.phase_noise * (w[: problem.cube] - 0.5)
+    return u
 
 # %% ../../nbs/envs/20_sme_world.ipynb #smeproblem
 class SMEProblem(_CubeProblem):
@@ -271,12 +318,7 @@ class SMEProblem(_CubeProblem):
 
     def _error(self, s: np.ndarray, inside: np.ndarray) -> np.ndarray:
         """Return the same for actions that are clipped already."""
-        apart = np.abs(inside - self.instance.target(s[: self.cube]))
-        total = apart[0]
-        for row in apart[1:]:
-            total += row
-        total /= self.m
-        return total
+        return _mean_error(inside, self.instance.target(s[: self.cube]))
 
     def outcome(self, s: np.ndarray, a: np.ndarray) -> Outcome:
         """Say what actions of shape (m, B) earn at states of shape (n, B)."""
@@ -298,12 +340,7 @@ class SMEProblem(_CubeProblem):
         """Return next states and costs at once; see `Problem.advance`."""
         n, after, inside = self.cube, np.empty_like(s), self.clip(a)
         found = self._outcome(s, inside)
-        u = fixed_product(self._pull, inside)
-        u += s[:n]
-        u += self.instance.drift[:, None]
-        if self._shaken:
-            u += self.spec.phase_noise * (w[:n] - 0.5)
-        after[:n] = tent(u)
+        after[:n] = tent(_carried(self, s[:n], inside, w))
         after[n] = np.minimum(s[n] + 1, self.horizon)
         after[n + 1], after[n + 2], after[n + 3] = found.pending, found.shown, found.killed
         if len(after) > n + 4:

@@ -30,7 +30,7 @@ def _autoreset(mode: Any) -> AutoresetMode:
         raise ParameterError(f"autoreset_mode is {shown(mode)}", instead="Use AutoresetMode.NEXT_STEP or SAME_STEP.")
     return found
 
-
+# %% ../../nbs/envs/02_vector.ipynb #rows
 def rows_first(x: np.ndarray) -> np.ndarray:
     """Return a contiguous copy with the batch first.
 
@@ -77,6 +77,25 @@ def _final_infos(observations: np.ndarray, ended: np.ndarray) -> dict[str, Any]:
     for i in np.flatnonzero(ended):
         final[i] = observations[i].copy()
     return {"final_obs": final, "_final_obs": ended.copy(), "final_info": {}, "_final_info": ended.copy()}
+
+# %% ../../nbs/envs/02_vector.ipynb #roots
+def _roots(envs: VectorEnv, seed: Any, begun: bool) -> list[int | None]:
+    """Return one root seed a world; None where a world continues."""
+    if isinstance(seed, (list, tuple, np.ndarray)):
+        return [root_seed(one) for one in seed]
+    seed = root_seed(seed)
+    if seed is None and begun:
+        return [None] * envs.num_envs
+    VectorEnv.reset(envs, seed=seed)
+    first = envs.np_random_seed if seed is None else seed
+    return [first + i for i in range(envs.num_envs)]
+
+# %% ../../nbs/envs/02_vector.ipynb #to-reset
+def _ended_now(seen: np.ndarray, over: np.ndarray) -> tuple[np.ndarray | None, dict[str, Any]]:
+    """Return whom to reset in the same step, if anybody, and the infos; seen of shape (o, B), over of shape (B,)."""
+    if not over.any():
+        return None, {}
+    return over, _final_infos(rows_first(seen), over)
 
 # %% ../../nbs/envs/02_vector.ipynb #certifiedvectorenv
 class CertifiedVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
@@ -157,18 +176,8 @@ class CertifiedVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
             Observations, float64 of shape (B, o), of all worlds; an empty dictionary.
         """
         mask = refuse_options(options, ("reset_mask",)).get("reset_mask")
-        return rows_first(self._core.reset(self._roots(seed), mask)), {}
-
-    def _roots(self, seed: Any) -> list[int | None]:
-        """Return one root seed a world; None where a world continues."""
-        if isinstance(seed, (list, tuple, np.ndarray)):
-            return [root_seed(one) for one in seed]
-        seed = root_seed(seed)
-        if seed is None and any(episode is not None for episode in self._core.episodes):
-            return [None] * self.num_envs
-        super().reset(seed=seed)
-        first = self.np_random_seed if seed is None else seed
-        return [first + i for i in range(self.num_envs)]
+        begun = any(episode is not None for episode in self._core.episodes)
+        return rows_first(self._core.reset(_roots(self, seed, begun), mask)), {}
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Advance all worlds by one step, and reset those whose episode has ended.
@@ -187,9 +196,7 @@ class CertifiedVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         seen, reward, terminated, truncated = self._core.step(rows_last(actions))
         infos: dict[str, Any] = {}
         if self._autoreset_mode is AutoresetMode.SAME_STEP:
-            over = terminated | truncated
-            ended = over if over.any() else None
-            infos = {} if ended is None else _final_infos(rows_first(seen), ended)
+            ended, infos = _ended_now(seen, terminated | truncated)
         if ended is not None:
             seen = self._core.reset(mask=ended)
         return rows_first(seen), reward, terminated, truncated, infos

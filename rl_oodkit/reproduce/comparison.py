@@ -55,7 +55,7 @@ def baselines_of(fixture: Fixture, episodes: int) -> dict[str, Evaluation]:
     }
     return {name: judge(fixture, policy, "test", episodes) for name, policy in policies.items()}
 
-
+# %% ../../nbs/reproduce/22_comparison.ipynb #reference-of
 def reference_of(fixture: Fixture, episodes: int) -> tuple[str, float]:
     """Return name and mean loss of the policy at score 0.
 
@@ -79,7 +79,7 @@ def reference_of(fixture: Fixture, episodes: int) -> tuple[str, float]:
     found = reference(fixture, evaluation_seeds("test", episodes), start=START)
     return found.name, found.evaluation.gap_mean
 
-# %% ../../nbs/reproduce/22_comparison.ipynb #comparison
+# %% ../../nbs/reproduce/22_comparison.ipynb #over-worlds
 def _over_worlds(gaps: np.ndarray) -> str:
     """Print a mean loss of given policies with its interval over test worlds; gaps of shape (S, E)."""
     mean = gaps.mean(axis=0)
@@ -89,7 +89,7 @@ def _over_worlds(gaps: np.ndarray) -> str:
     low, high = percentile_interval(drawn[:, None])
     return f"{mean.mean():.4g} [{low.item():.3g}, {high.item():.3g}]"
 
-
+# %% ../../nbs/reproduce/22_comparison.ipynb #over-seeds
 def _over_seeds(gaps: np.ndarray) -> str:
     """Print an interval over seeds, or the seeds one by one where they are too few; gaps of shape (S, E)."""
     found = describe_seeds(gaps)
@@ -97,7 +97,7 @@ def _over_seeds(gaps: np.ndarray) -> str:
         return f"[{found.low:.3g}, {found.high:.3g}]"
     return ", ".join(f"{x:.3g}" for x in np.sort(gaps.mean(axis=1)))
 
-
+# %% ../../nbs/reproduce/22_comparison.ipynb #comparison-row
 def comparison_row(name: str, gaps: np.ndarray, figures: Mapping[str, float], zero_at: float) -> dict[str, Any]:
     """Return one row of the comparison.
 
@@ -134,7 +134,16 @@ def comparison_row(name: str, gaps: np.ndarray, figures: Mapping[str, float], ze
         "error, optimal states": figures["error_there"],
     }
 
+# %% ../../nbs/reproduce/22_comparison.ipynb #learner-rows
+def _learner_row(algorithm: str, units: Sequence[RunSpec], store: RunStore, zero_at: float) -> dict[str, Any]:
+    """Return the row of all finished trainings of one learner."""
+    mine = [unit for unit in units if unit.params["algorithm"] == algorithm]
+    gaps = np.array([store.load_arrays(unit)["gap"] for unit in mine])
+    frame = pd.concat([store.load(unit) for unit in mine])
+    figures = frame[frame["point"] == "test"].mean(numeric_only=True)
+    return comparison_row(algorithm, gaps, figures, zero_at)
 
+# %% ../../nbs/reproduce/22_comparison.ipynb #comparison
 def comparison(line: str, units: Sequence[RunSpec], store: RunStore, episodes: int) -> pd.DataFrame:
     """Make the table of one plant: learners, best first, then the policies that need no learning.
 
@@ -162,13 +171,8 @@ def comparison(line: str, units: Sequence[RunSpec], store: RunStore, episodes: i
     env_id, params = plant_and_params(line)
     fixture = of(env_id, **params)
     name, zero_at = reference_of(fixture, episodes)
-    rows = []
-    for algorithm in dict.fromkeys(unit.params["algorithm"] for unit in units):
-        mine = [unit for unit in units if unit.params["algorithm"] == algorithm]
-        gaps = np.array([store.load_arrays(unit)["gap"] for unit in mine])
-        frame = pd.concat([store.load(unit) for unit in mine])
-        figures = frame[frame["point"] == "test"].mean(numeric_only=True)
-        rows.append(comparison_row(algorithm, gaps, figures, zero_at))
+    learners = dict.fromkeys(unit.params["algorithm"] for unit in units)
+    rows = [_learner_row(learner, units, store, zero_at) for learner in learners]
     rows.sort(key=lambda row: -row["score"])
     for label, found in baselines_of(fixture, episodes).items():
         figures = losses(found) | {"error_there": np.nan}

@@ -38,14 +38,17 @@ def _kernel_class(sockets: Path, started: list[Any]) -> type:
         """Manage one kernel of the running interpreter."""
 
         def __init__(self, **options: Any) -> None:
+            """Remember the manager, so that whoever waits can stop it."""
             super().__init__(transport="ipc", connection_file=str(sockets / "k.json"), **options)
             started.append(self)
 
         def format_kernel_cmd(self, extra_arguments: list[str] | None = None) -> list[str]:
+            """Start this interpreter, whatever kernels are installed."""
             command = [sys.executable, "-m", "ipykernel_launcher", "-f", self.connection_file]
             return command + (extra_arguments or [])
 
         async def _async_start_kernel(self, **options: Any) -> None:
+            """Start with one thread, and keep what the kernel prints in a file."""
             options["env"] = {**os.environ, **_KERNEL_ENVIRONMENT}
             with open(sockets / "kernel.log", "wb") as log:
                 await super()._async_start_kernel(**options, stdout=log, stderr=log)
@@ -108,6 +111,7 @@ def _in_thread(call: Callable[[], None], stop: Callable[[], None]) -> BaseExcept
     raised: list[BaseException] = []
 
     def target() -> None:
+        """Make the call, and keep what it raised for the waiting thread."""
         try:
             call()
         except BaseException as error:

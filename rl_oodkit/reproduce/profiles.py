@@ -135,6 +135,7 @@ def select(profiles: Profiles, profile: str, names: Sequence[str] = ()) -> list[
     chosen: dict[str, None] = {}
 
     def add(name: str) -> None:
+        """Choose an experiment, behind those that it needs."""
         for earlier in profiles.after.get(name, ()):
             add(earlier)
         chosen[_known(name, sets, f"experiment or group in profile {profile},")] = None

@@ -21,25 +21,40 @@ from .parameters import notebook_parameters
 from .profiles import Profiles, load_profiles, make_jobs
 from .report import build_report, publish
 
-# %% ../../nbs/reproduce/09_session.ipynb #session
+# %% ../../nbs/reproduce/09_session.ipynb #line
+def _line(outcome: Outcome) -> str:
+    """Say in one line how an experiment ended."""
+    detail = outcome.error or (f"{outcome.seconds:.0f} s" if outcome.status == "done" else "unchanged")
+    return f"{outcome.name:15} {outcome.status:8} {detail}"
+
+# %% ../../nbs/reproduce/09_session.ipynb #listing
+def _listing(profiles: Profiles, profile: str) -> str:
+    """Print groups, experiments and their parameters in one profile."""
+    lines = [f"group {name}: {', '.join(members)}" for name, members in profiles.groups.items()]
+    for job in make_jobs(profiles, profile, list(profiles.sets.get(profile, {})) or ["demo"]):
+        lines += [f"\n{job.name}" + (f" (after {', '.join(job.after)})" if job.after else ""), *_settings(job)]
+    return "\n".join(lines)
+
+
+def _settings(job: Job) -> list[str]:
+    """Print the parameters of an experiment, one a line."""
+    known = {name: entry for name, entry in notebook_parameters(job.path).items() if name != "out"}
+    return [f"  {k}: {x.kind} = {job.parameters.get(k, x.default)!r}  {x.help}" for k, x in known.items()]
+
+# %% ../../nbs/reproduce/09_session.ipynb #closing
+def _closing(folder: Path, names: Sequence[str], report: Path) -> str:
+    """Print the paths of tables, figures and report."""
+    found: dict[str, list[str]] = {"table": [], "figure": []}
+    for name in names:
+        for card in read_cards(folder / name):
+            found[card.kind].append(f"  {folder / name / card.files[0]}")
+    parts = [f"{kind}s:\n" + "\n".join(paths) for kind, paths in found.items() if paths]
+    return "\n".join([*parts, f"report:\n  {report}"])
+
+# %% ../../nbs/reproduce/09_session.ipynb #choice
 @dataclass(frozen=True)
-class Session:
-    """Run some experiments in one profile and report on them.
-
-    Parameters
-    ----------
-    profile : str
-        Named sizes.
-    names : tuple of str
-        Experiments or groups; the group ``demo`` when empty.
-    out : Path, optional
-        Folder for results; ``<runs>/reports/<profile>`` when left out.
-
-    Examples
-    --------
-    >>> Session("smoke", ("ood_policy",)).jobs[0].name
-    'ood_policy'
-    """
+class _Choice:
+    """Hold which experiments, in which sizes, and where their results go."""
 
     profile: str
     names: tuple[str, ...] = ()
@@ -59,6 +74,31 @@ class Session:
     def folder(self) -> Path:
         """Return the folder that receives the results."""
         return Path(self.out or RunStore().root / "reports" / self.profile).resolve()
+
+    @property
+    def _chosen(self) -> list[str]:
+        """Return the names of the chosen experiments."""
+        return [job.name for job in self.jobs]
+
+# %% ../../nbs/reproduce/09_session.ipynb #session
+@dataclass(frozen=True)
+class Session(_Choice):
+    """Run some experiments in one profile and report on them.
+
+    Parameters
+    ----------
+    profile : str
+        Named sizes.
+    names : tuple of str
+        Experiments or groups; the group ``demo`` when empty.
+    out : Path, optional
+        Folder for results; ``<runs>/reports/<profile>`` when left out.
+
+    Examples
+    --------
+    >>> Session("smoke", ("ood_policy",)).jobs[0].name
+    'ood_policy'
+    """
 
     def listing(self) -> str:
         """Return groups and experiments, with each one's parameters.
@@ -117,8 +157,7 @@ class Session:
         Path
             The page.
         """
-        names = [job.name for job in self.jobs]
-        return build_report(self.folder, names, title=f"rl_oodkit: the {self.profile} profile")
+        return build_report(self.folder, self._chosen, title=f"rl_oodkit: the {self.profile} profile")
 
     def publish(self) -> list[Path]:
         """Copy the results to where they are kept under version control.
@@ -128,8 +167,7 @@ class Session:
         list of Path
             The published folders.
         """
-        names = [job.name for job in self.jobs]
-        return publish(self.folder, names, clone_root() / "data" / "results", profile=self.profile)
+        return publish(self.folder, self._chosen, clone_root() / "data" / "results", profile=self.profile)
 
     def closing(self, report: Path) -> str:
         """Say where everything is.
@@ -144,31 +182,4 @@ class Session:
         str
             Several lines that end with the report.
         """
-        return _closing(self.folder, [job.name for job in self.jobs], report)
-
-# %% ../../nbs/reproduce/09_session.ipynb #texts
-def _line(outcome: Outcome) -> str:
-    """Say in one line how an experiment ended."""
-    detail = outcome.error or (f"{outcome.seconds:.0f} s" if outcome.status == "done" else "unchanged")
-    return f"{outcome.name:15} {outcome.status:8} {detail}"
-
-
-def _listing(profiles: Profiles, profile: str) -> str:
-    """Print groups, experiments and their parameters in one profile."""
-    lines = [f"group {name}: {', '.join(members)}" for name, members in profiles.groups.items()]
-    for job in make_jobs(profiles, profile, list(profiles.sets.get(profile, {})) or ["demo"]):
-        lines.append(f"\n{job.name}" + (f" (after {', '.join(job.after)})" if job.after else ""))
-        for name, known in notebook_parameters(job.path).items():
-            if name != "out":
-                lines.append(f"  {name}: {known.kind} = {job.parameters.get(name, known.default)!r}  {known.help}")
-    return "\n".join(lines)
-
-
-def _closing(folder: Path, names: Sequence[str], report: Path) -> str:
-    """Print the paths of tables, figures and report."""
-    found: dict[str, list[str]] = {"table": [], "figure": []}
-    for name in names:
-        for card in read_cards(folder / name):
-            found[card.kind].append(f"  {folder / name / card.files[0]}")
-    parts = [f"{kind}s:\n" + "\n".join(paths) for kind, paths in found.items() if paths]
-    return "\n".join([*parts, f"report:\n  {report}"])
+        return _closing(self.folder, self._chosen, report)

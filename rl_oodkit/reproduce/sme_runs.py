@@ -19,6 +19,7 @@ from ..core.spec import from_dict, to_dict
 from ..core.store import load_frame
 from ..envs.sme_probe import cube_states, own_states, probe_table
 from ..oracles.fixture import Fixture, of
+from .learners import training_groups
 from ..training.actor import TrainedPolicy, load_actor
 from ..training.continuous import POINTS, load_curve, train
 from ..training.critic import audit
@@ -130,7 +131,7 @@ def _head(unit: RunSpec) -> dict[str, Any]:
     """Return what names a training in a table."""
     return {"algorithm": unit.params["algorithm"], "seed": unit.seed}
 
-
+# %% ../../nbs/reproduce/23_sme_runs.ipynb #sme-groups
 def sme_groups(units: Sequence[RunSpec], store: RunStore) -> list[Group]:
     """Make one group for each training, so that they can run side by side.
 
@@ -150,13 +151,13 @@ def sme_groups(units: Sequence[RunSpec], store: RunStore) -> list[Group]:
     >>> sme_groups([], RunStore("nowhere"))
     []
     """
-    groups = []
-    for unit in units:
-        knobs = " ".join(f"{k}={v}" for k, v in unit.params["knobs"].items() if k != "instance_seed") or "base"
-        payload = {"name": f"{unit.params['algorithm']}, {knobs}, seed {unit.seed}"}
-        payload["folder"] = str(store.root / "training" / unit.key)
-        groups.append(Group("rl_oodkit.reproduce.sme_runs:train_sme_unit", payload, (unit,)))
-    return groups
+    return training_groups(units, store, "rl_oodkit.reproduce.sme_runs:train_sme_unit", _in_words)
+
+
+def _in_words(unit: RunSpec) -> str:
+    """Say which training a unit is."""
+    knobs = " ".join(f"{k}={v}" for k, v in unit.params["knobs"].items() if k != "instance_seed") or "base"
+    return f"{unit.params['algorithm']}, {knobs}, seed {unit.seed}"
 
 # %% ../../nbs/reproduce/23_sme_runs.ipynb #sme-rows
 def sme_rows(units: Sequence[RunSpec], store: RunStore) -> pd.DataFrame:

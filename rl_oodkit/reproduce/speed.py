@@ -246,7 +246,7 @@ def run_speed(ids: Sequence[str] | None = None, repeats: int = 5) -> pd.DataFram
     Parameters
     ----------
     ids : sequence of str, optional
-        Ids of the kind `speed`; all when left out or empty.
+        Ids of the kind `speed`; all that this machine can run when left out or empty.
     repeats : int
         Rounds of each pair, 1 or more.
 
@@ -268,7 +268,8 @@ def run_speed(ids: Sequence[str] | None = None, repeats: int = 5) -> pd.DataFram
     >>> bool(run_speed(["iqm-bootstrap"], repeats=1).equal[0])
     True
     """
-    chosen = [entry("speed", name) for name in ids or names("speed")]
+    able = [name for name in names("speed") if not make("speed", name).lacks()] if not ids else ids
+    chosen = [entry("speed", name) for name in able]
     rows = []
     for pair in chosen:
         timing = time_pair(make("speed", pair.id), pair.tags["size"], repeats)

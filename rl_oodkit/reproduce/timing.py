@@ -48,6 +48,14 @@ class SpeedPair(ABC):
     def reference(self, inputs: Any) -> Any:
         """Do the work by a plain loop or another library."""
 
+    def clock(self) -> float:
+        """Return the processor seconds spent so far; a pair that lets other processes work adds theirs."""
+        return time.process_time()
+
+    def lacks(self) -> str:
+        """Say what this machine lacks to run the pair; empty by default."""
+        return ""
+
     def part(self, inputs: Any) -> Any:
         """Return the part of the inputs that the reference is timed on; all of them by default."""
         return inputs
@@ -57,10 +65,10 @@ class SpeedPair(ABC):
         return bool(np.allclose(a, b, rtol=0, atol=1e-12, equal_nan=True))
 
 # %% ../../nbs/reproduce/02_timing.ipynb #rate
-def _rate(work: Callable[[Any], Any], inputs: Any, units: int, least: float = 0.05) -> float:
+def _rate(pair: SpeedPair, work: Callable[[Any], Any], inputs: Any, least: float = 0.05) -> float:
     """Return units of work per second of CPU time, from calls that fill `least` seconds."""
-    calls, start = 0, time.process_time()
-    while (spent := time.process_time() - start) < least:
+    units, calls, start = pair.units(inputs), 0, pair.clock()
+    while (spent := pair.clock() - start) < least:
         work(inputs)
         calls += 1
     return calls * units / spent
@@ -123,7 +131,7 @@ def time_pair(pair: SpeedPair, size: int, repeats: int = 5) -> Timing:
     part = pair.part(inputs)
     equal = pair.equal(pair.ours(part), pair.reference(part))
     rates = [
-        (_rate(pair.ours, inputs, pair.units(inputs)), _rate(pair.reference, part, pair.units(part)))
+        (_rate(pair, pair.ours, inputs), _rate(pair, pair.reference, part))
         for _ in range(check_integer(repeats, "repeats", minimum=1))
     ]
     return Timing(*np.array(rates).T, equal)

@@ -15,10 +15,11 @@ import numpy as np
 
 from ..core.errors import CheckpointError, ForeignFileError, ParameterError, check_array
 from ..core.spec import content_hash, to_json
-from ..core.store import load_json, load_tensors, save_json, save_tensors
+from ..core.store import load_tensors, save_json, save_tensors
 from ..oracles.fixture import Fixture
 from ..oracles.problem import Problem
 from ..oracles.rollouts import check_same_fixture
+from .checkpoint import _beside, _is_bound, _is_text, _read_card
 from .policy import _blocks, _checked_layers
 
 # %% ../../nbs/training/10_actor.ipynb #normalised
@@ -301,12 +302,6 @@ def save_actor(folder: str | Path, policy: TrainedPolicy, card: Mapping[str, Any
     return path
 
 # %% ../../nbs/training/10_actor.ipynb #load-card
-def _beside(path: str | Path, suffix: str) -> Path:
-    """Return the file of a pair with this suffix, from either of the two."""
-    stem = Path(path).name.removesuffix(".safetensors").removesuffix(".json")
-    return Path(path).with_name(stem + suffix)
-
-
 def load_actor_card(path: str | Path) -> dict[str, Any]:
     """Read the card of a trained policy.
 
@@ -330,17 +325,8 @@ def load_actor_card(path: str | Path) -> dict[str, Any]:
     --------
     See `load_actor`.
     """
-    path = _beside(path, ".json")
-    card = load_json(path)
-    if not isinstance(card, dict) or card.get("format") != _FORMAT:
-        raise ForeignFileError(f"{path} is not the card of an actor", instead=f"Its format should be {_FORMAT}.")
-    texts, clip = ("name", "fixture_digest", "policy_sha256", "output", "hidden_function"), card.get("clip")
-    wrong = [key for key in texts if not isinstance(card.get(key), str)]
-    if clip != "none" and (isinstance(clip, bool) or not isinstance(clip, (int, float))):
-        wrong.append("clip")
-    if wrong:
-        raise CheckpointError(f"{path} lacks a usable {wrong[0]!r}", instead="Save the actor again with `save_actor`.")
-    return card
+    texts = ("name", "fixture_digest", "policy_sha256", "output", "hidden_function")
+    return _read_card(path, _FORMAT, dict.fromkeys(texts, _is_text) | {"clip": _is_bound})
 
 # %% ../../nbs/training/10_actor.ipynb #actor-from
 def _actor_from(path: str | Path, card: Mapping[str, Any]) -> Actor:

@@ -7,7 +7,7 @@ __all__ = ['save_checkpoint', 'load_card', 'load_policy']
 
 # %% ../../nbs/training/01_checkpoint.ipynb #checkpoint-imports
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -171,3 +171,37 @@ def load_policy(name_or_path: str | Path = "dqn-lunarlander") -> QPolicy:
             instead="Fetch or make the pair of files again.",
         )
     return policy
+
+# %% ../../nbs/training/01_checkpoint.ipynb #read-card
+def _beside(path: str | Path, suffix: str) -> Path:
+    """Return the file of a pair with this suffix, from either of the two."""
+    stem = Path(path).name.removesuffix(".safetensors").removesuffix(".json")
+    return Path(path).with_name(stem + suffix)
+
+
+def _read_card(path: str | Path, form: str, kinds: Mapping[str, Callable[[Any], bool]]) -> dict[str, Any]:
+    """Read a card of a format such as "rl_oodkit/actor/1", and raise unless each entry named is of its kind."""
+    path, whose = _beside(path, ".json"), form.split("/")[1]
+    one = f"an {whose}" if whose[0] in "aeiou" else f"a {whose}"
+    card = load_json(path)
+    if not isinstance(card, dict) or card.get("format") != form:
+        raise ForeignFileError(f"{path} is not the card of {one}", instead=f"Its format should be {form}.")
+    wrong = [key for key, fits in kinds.items() if not fits(card.get(key))]
+    if wrong:
+        raise CheckpointError(f"{path} lacks a usable {wrong[0]!r}", instead=f"Save it again with `save_{whose}`.")
+    return card
+
+# %% ../../nbs/training/01_checkpoint.ipynb #kinds
+def _is_text(x: Any) -> bool:
+    """Tell whether a card's entry is a text."""
+    return isinstance(x, str)
+
+
+def _is_number(x: Any) -> bool:
+    """Tell whether a card's entry is a number."""
+    return isinstance(x, (int, float)) and not isinstance(x, bool)
+
+
+def _is_bound(x: Any) -> bool:
+    """Tell whether a card's entry is a number, or stands for infinity."""
+    return x == "none" or _is_number(x)

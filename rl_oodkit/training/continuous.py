@@ -32,7 +32,7 @@ from .learner import Task, head_starts, make_learner, stagger, task_of
 from .recipes import Recipe
 from .settings import preset
 
-# %% ../../nbs/training/16_continuous.ipynb #about
+# %% ../../nbs/training/16_continuous.ipynb #differing
 POINTS = "points"  # folder of the policies of a learning curve, where they are kept
 CURVE = ("step", "seconds", "gap", "opt_gap", "controllable", "error", "clipped", "diverged")
 
@@ -42,7 +42,7 @@ def _about(recipe: Recipe, task: Task, seed: int) -> dict[str, Any]:
     about = {"algorithm": recipe.algorithm, "env_id": task.id, "params": dict(task.params)}
     return about | {"recipe": to_dict(recipe), "seed": seed, "fixture_digest": task.fixture.digest}
 
-# %% ../../nbs/training/16_continuous.ipynb #differing
+
 def _differing(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """Return the names under which two descriptions differ, those within the recipe last."""
     names = [k for k in mine if content_hash(mine[k]) != content_hash(theirs.get(k))]
@@ -113,16 +113,19 @@ def _callback(run: _Training, bar: Bar, fresh: bool) -> Any:
         seen = run.model.num_timesteps
 
         def _on_training_start(self) -> None:
+            """Spread the clocks of a fresh training."""
             if fresh:
                 stagger(run.model, run.heads)
 
         def _on_rollout_start(self) -> None:
+            """Judge and save where a point is due."""
             if run.model.num_timesteps >= self.due:
                 _measure(run)
                 _save(run)
                 self.due = _next_point(run)
 
         def _on_step(self) -> bool:
+            """Report progress, and go on."""
             bar.advance(run.model.num_timesteps - self.seen, f"gap {run.curve[-1]['gap']:.3g}" if run.curve else "")
             self.seen = run.model.num_timesteps
             return True

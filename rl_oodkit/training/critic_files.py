@@ -14,10 +14,11 @@ import numpy as np
 
 from ..core.errors import CheckpointError, ForeignFileError, ParameterError
 from ..core.spec import to_json
-from ..core.store import load_json, load_tensors, save_json, save_tensors
+from ..core.store import load_tensors, save_json, save_tensors
 from ..oracles.fixture import Fixture
 from ..oracles.rollouts import check_same_fixture
-from .actor import Frame, _beside
+from .actor import Frame
+from .checkpoint import _beside, _is_bound, _is_number, _is_text, _read_card
 from .critic import Critic, TrainedCritic, _about, _Layers
 from .policy import _checked_layers
 
@@ -66,11 +67,6 @@ def save_critic(folder: str | Path, critic: TrainedCritic, card: Mapping[str, An
     return path
 
 # %% ../../nbs/training/15_critic_files.ipynb #load-critic-card
-def _is_number(x: Any) -> bool:
-    """Tell whether a card's entry is a number."""
-    return isinstance(x, (int, float)) and not isinstance(x, bool)
-
-
 def load_critic_card(path: str | Path) -> dict[str, Any]:
     """Read the card of a trained critic.
 
@@ -94,17 +90,9 @@ def load_critic_card(path: str | Path) -> dict[str, Any]:
     --------
     See `load_critic`.
     """
-    path = _beside(path, ".json")
-    card = load_json(path)
-    if not isinstance(card, dict) or card.get("format") != _FORMAT:
-        raise ForeignFileError(f"{path} is not the card of a critic", instead=f"Its format should be {_FORMAT}.")
-    texts, numbers = ("name", "fixture_digest", "critic_sha256", "kind", "hidden_function"), ("clip", "ceiling")
-    wrong = [key for key in texts if not isinstance(card.get(key), str)]
-    wrong += [key for key in numbers if card.get(key) != "none" and not _is_number(card.get(key))]
-    wrong += [key for key in ("scale", "discount", "entropy_weight") if not _is_number(card.get(key))]
-    if wrong:
-        raise CheckpointError(f"{path} lacks a usable {wrong[0]!r}", instead="Save the critic again: `save_critic`.")
-    return card
+    kinds = dict.fromkeys(("name", "fixture_digest", "critic_sha256", "kind", "hidden_function"), _is_text)
+    kinds |= dict.fromkeys(("clip", "ceiling"), _is_bound)
+    return _read_card(path, _FORMAT, kinds | dict.fromkeys(("scale", "discount", "entropy_weight"), _is_number))
 
 # %% ../../nbs/training/15_critic_files.ipynb #critic-from
 def _networks_from(tensors: Mapping[str, np.ndarray]) -> tuple[_Layers, ...]:

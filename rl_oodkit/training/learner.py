@@ -206,9 +206,11 @@ def _restarted(worlds: Any, heads: np.ndarray) -> Any:
         """Advance the clock of every world that has been reset."""
 
         def reset(self) -> np.ndarray:
+            """Reset all worlds; their clocks were spread before."""
             return self.venv.reset()
 
         def step_wait(self) -> Any:
+            """Give every world that has just begun a new episode its head start."""
             seen, reward, done, infos = self.venv.step_wait()
             if done.any():
                 core.clock[done] += heads[1][done]
@@ -225,6 +227,7 @@ def _calm_box(shape: tuple[int, ...], width: float) -> Any:
         """Draw random actions from the inner part of the box."""
 
         def sample(self, *args: Any, **kwargs: Any) -> np.ndarray:
+            """Draw one action from the inner part."""
             return (width * super().sample(*args, **kwargs)).astype(np.float32)
 
     return CalmBox(-1.0, 1.0, shape, np.float32)
@@ -243,12 +246,15 @@ def _in_units_of_the_box(worlds: Any, width: float) -> Any:
         plant_box = box
 
         def reset(self) -> np.ndarray:
+            """Reset the plant's own worlds."""
             return self.venv.reset()
 
         def step_async(self, actions: np.ndarray) -> None:
+            """Translate actions from half-widths into the plant's units."""
             self.venv.step_async(middle + half * actions)
 
         def step_wait(self) -> Any:
+            """Pass on what the plant's own worlds answer."""
             return self.venv.step_wait()
 
     return UnitBox(worlds, action_space=_calm_box(box.shape, width))

@@ -110,6 +110,7 @@ def _training_env(recipe: DQNRecipe) -> Any:
         """Subtract a cost from the reward of every action but 0."""
 
         def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            """Step, and charge for a firing."""
             observation, reward, terminated, truncated, info = self.env.step(action)
             return observation, float(reward) - recipe.firing_cost * (int(action) != 0), terminated, truncated, info
 

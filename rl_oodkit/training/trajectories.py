@@ -87,9 +87,51 @@ class Episode:
         """Return the number of transitions T."""
         return len(self.rewards)
 
+# %% ../../nbs/training/02_trajectories.ipynb #layout
+class _Layout:
+    """Derive where things are from the lengths of the episodes."""
+
+    lengths: np.ndarray
+    rewards: np.ndarray
+
+    @property
+    def n_episodes(self) -> int:
+        """Return the number of episodes E."""
+        return len(self.lengths)
+
+    @property
+    def n_steps(self) -> int:
+        """Return the number of transitions N."""
+        return len(self.rewards)
+
+    @property
+    def step_starts(self) -> np.ndarray:
+        """Return the first transition of each episode, int64 array of shape (E,)."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @property
+    def row_starts(self) -> np.ndarray:
+        """Return the first observation of each episode, int64 array of shape (E,)."""
+        return self.step_starts + np.arange(self.n_episodes)
+
+    @property
+    def times(self) -> np.ndarray:
+        """Return the step within its episode of each transition, int64 array of shape (N,)."""
+        return ranges(np.zeros_like(self.lengths), self.lengths)
+
+    @property
+    def alive(self) -> np.ndarray:
+        """Return which episodes make a transition at each step, bool array of shape (E, Tmax)."""
+        return np.arange(self.lengths.max()) < self.lengths[:, None]
+
+    @property
+    def returns(self) -> np.ndarray:
+        """Return the undiscounted sum of rewards of each episode, float64 array of shape (E,)."""
+        return np.add.reduceat(self.rewards.astype(np.float64), self.step_starts)
+
 # %% ../../nbs/training/02_trajectories.ipynb #trajectories-2
 @dataclass(frozen=True, eq=False)
-class Trajectories:
+class Trajectories(_Layout):
     """Hold E episodes of N transitions in all, end to end, with labels and provenance.
 
     Parameters
@@ -139,41 +181,6 @@ class Trajectories:
         for name, value in checked_fields(self.__dict__).items():
             object.__setattr__(self, name, value)
 
-    @property
-    def n_episodes(self) -> int:
-        """Return the number of episodes E."""
-        return len(self.lengths)
-
-    @property
-    def n_steps(self) -> int:
-        """Return the number of transitions N."""
-        return len(self.rewards)
-
-    @property
-    def step_starts(self) -> np.ndarray:
-        """Return the first transition of each episode, int64 array of shape (E,)."""
-        return np.cumsum(self.lengths) - self.lengths
-
-    @property
-    def row_starts(self) -> np.ndarray:
-        """Return the first observation of each episode, int64 array of shape (E,)."""
-        return self.step_starts + np.arange(self.n_episodes)
-
-    @property
-    def times(self) -> np.ndarray:
-        """Return the step within its episode of each transition, int64 array of shape (N,)."""
-        return ranges(np.zeros_like(self.lengths), self.lengths)
-
-    @property
-    def alive(self) -> np.ndarray:
-        """Return which episodes make a transition at each step, bool array of shape (E, Tmax)."""
-        return np.arange(self.lengths.max()) < self.lengths[:, None]
-
-    @property
-    def returns(self) -> np.ndarray:
-        """Return the undiscounted sum of rewards of each episode, float64 array of shape (E,)."""
-        return np.add.reduceat(self.rewards.astype(np.float64), self.step_starts)
-
     def episode(self, index: int) -> Episode:
         """Return episode `index`, 0 <= index < E, as a view."""
         return _episode(self, index)
@@ -193,36 +200,6 @@ class Trajectories:
     def with_sham_onset(self, seed: int, low: int = 30, high: int = 90) -> "Trajectories":
         """Give each clean episode an onset drawn from {low..high} with nothing behind it."""
         return _with_sham_onset(self, seed, low, high)
-
-# %% ../../nbs/training/02_trajectories.ipynb #episode-2
-def _episode(trajs: Trajectories, index: int) -> Episode:
-    """Slice one episode out of the flat arrays."""
-    i = check_integer(index, "index", minimum=0)
-    if i >= trajs.n_episodes:
-        raise ParameterError(f"episode {i} was asked for", instead=f"The batch holds 0 to {trajs.n_episodes - 1}.")
-    length = int(trajs.lengths[i])
-    steps = slice(int(trajs.step_starts[i]), int(trajs.step_starts[i]) + length)
-    rows = slice(steps.start + i, steps.stop + i + 1)
-    sliced = {k: getattr(trajs, k)[steps] for k in STEP_FIELDS} | {k: getattr(trajs, k)[rows] for k in ROW_FIELDS}
-    ends = {k: bool(getattr(trajs, k)[i]) for k in ("terminated", "truncated")}
-    marks = {k: int(getattr(trajs, k)[i]) for k in ("onset", "offset_step")}
-    inner = {k: v[rows] for k, v in trajs.internals.items()}
-    return Episode(**sliced, **ends, **marks, env_seed=int(trajs.env_seeds[i]), internals=inner)
-
-# %% ../../nbs/training/02_trajectories.ipynb #select
-def _select(trajs: Trajectories, indices: ArrayLike) -> Trajectories:
-    """Gather whole episodes into a new batch."""
-    idx = check_array(indices, "indices", ndim=1)
-    idx = np.flatnonzero(idx) if idx.dtype == np.bool_ and len(idx) == trajs.n_episodes else idx
-    if not len(idx):
-        raise EmptySplitError("no episode is selected", where="select", instead="Select at least one episode.")
-    if idx.dtype.kind not in "iu" or idx.min() < 0 or idx.max() >= trajs.n_episodes:
-        raise ParameterError("indices leave the batch", instead=f"Use integers in 0..{trajs.n_episodes - 1}.")
-    steps = ranges(trajs.step_starts[idx], trajs.lengths[idx])
-    rows = ranges(trajs.row_starts[idx], trajs.lengths[idx] + 1)
-    picked = {k: getattr(trajs, k)[steps] for k in STEP_FIELDS} | {k: getattr(trajs, k)[rows] for k in ROW_FIELDS}
-    picked |= {k: getattr(trajs, k)[idx] for k in EPISODE_FIELDS}
-    return replace(trajs, **picked, internals={k: v[rows] for k, v in trajs.internals.items()})
 
 # %% ../../nbs/training/02_trajectories.ipynb #from-numpy
 def from_numpy(episodes: Sequence[Mapping[str, Any]], meta: Mapping[str, Any] | None = None) -> Trajectories:
@@ -255,6 +232,21 @@ def from_numpy(episodes: Sequence[Mapping[str, Any]], meta: Mapping[str, Any] | 
     """
     return Trajectories(**joined_fields(episodes), meta=dict(meta or {}))
 
+# %% ../../nbs/training/02_trajectories.ipynb #episode-2
+def _episode(trajs: Trajectories, index: int) -> Episode:
+    """Slice one episode out of the flat arrays."""
+    i = check_integer(index, "index", minimum=0)
+    if i >= trajs.n_episodes:
+        raise ParameterError(f"episode {i} was asked for", instead=f"The batch holds 0 to {trajs.n_episodes - 1}.")
+    length = int(trajs.lengths[i])
+    steps = slice(int(trajs.step_starts[i]), int(trajs.step_starts[i]) + length)
+    rows = slice(steps.start + i, steps.stop + i + 1)
+    sliced = {k: getattr(trajs, k)[steps] for k in STEP_FIELDS} | {k: getattr(trajs, k)[rows] for k in ROW_FIELDS}
+    ends = {k: bool(getattr(trajs, k)[i]) for k in ("terminated", "truncated")}
+    marks = {k: int(getattr(trajs, k)[i]) for k in ("onset", "offset_step")}
+    inner = {k: v[rows] for k, v in trajs.internals.items()}
+    return Episode(**sliced, **ends, **marks, env_seed=int(trajs.env_seeds[i]), internals=inner)
+
 # %% ../../nbs/training/02_trajectories.ipynb #to-numpy
 def to_numpy(trajs: Trajectories) -> list[dict[str, Any]]:
     """Return one dictionary of arrays an episode; `from_numpy` accepts it back.
@@ -277,6 +269,21 @@ def to_numpy(trajs: Trajectories) -> list[dict[str, Any]]:
     """
     views = (trajs.episode(i) for i in range(trajs.n_episodes))
     return [{f.name: getattr(view, f.name) for f in fields(Episode)} for view in views]
+
+# %% ../../nbs/training/02_trajectories.ipynb #select
+def _select(trajs: Trajectories, indices: ArrayLike) -> Trajectories:
+    """Gather whole episodes into a new batch."""
+    idx = check_array(indices, "indices", ndim=1)
+    idx = np.flatnonzero(idx) if idx.dtype == np.bool_ and len(idx) == trajs.n_episodes else idx
+    if not len(idx):
+        raise EmptySplitError("no episode is selected", where="select", instead="Select at least one episode.")
+    if idx.dtype.kind not in "iu" or idx.min() < 0 or idx.max() >= trajs.n_episodes:
+        raise ParameterError("indices leave the batch", instead=f"Use integers in 0..{trajs.n_episodes - 1}.")
+    steps = ranges(trajs.step_starts[idx], trajs.lengths[idx])
+    rows = ranges(trajs.row_starts[idx], trajs.lengths[idx] + 1)
+    picked = {k: getattr(trajs, k)[steps] for k in STEP_FIELDS} | {k: getattr(trajs, k)[rows] for k in ROW_FIELDS}
+    picked |= {k: getattr(trajs, k)[idx] for k in EPISODE_FIELDS}
+    return replace(trajs, **picked, internals={k: v[rows] for k, v in trajs.internals.items()})
 
 # %% ../../nbs/training/02_trajectories.ipynb #concatenate
 def concatenate(batches: Sequence[Trajectories]) -> Trajectories:
@@ -379,12 +386,7 @@ def load(path: str | Path) -> Trajectories:
 
     Examples
     --------
-    >>> import tempfile
-    >>> up = from_numpy([{"observations": [[0.0], [1.0]], "actions": [1], "rewards": [2]}])
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     save(folder + "/up.npz", up)
-    ...     load(folder + "/up.npz").returns
-    array([2.])
+    See `save`.
     """
     arrays = load_arrays(Path(path))
     wanted = {*STEP_FIELDS, *ROW_FIELDS, *EPISODE_FIELDS, "meta"}
