@@ -11,6 +11,7 @@ from setuptools.command.build_py import build_py
 ROOT = Path(__file__).parent
 SHIPPED = {  # place in the clone -> place below rl_oodkit/_data in the wheel
     "data/checkpoints": "checkpoints",
+    "data/suites": "suites",
     "nbs/experiments/profiles.toml": "profiles.toml",
 }
 parser = ConfigParser(delimiters=["="])
@@ -29,7 +30,7 @@ def shipped_files() -> list[tuple[Path, Path]]:
 
 
 class BuildWithData(build_py):
-    """Copy the shipped checkpoints and profiles into the wheel, so that git holds them once."""
+    """Copy the shipped checkpoints, suites and profiles into the wheel, so that git holds them once."""
 
     def run(self):
         """Build the package and add the data; an editable install reads the clone instead."""

@@ -269,7 +269,11 @@ def novelty_gate(record_distance: float, behaviour_distance: float) -> GateResul
     True
     """
     return at_least(
-        12, "novelty", min(record_distance / 0.02, behaviour_distance / 0.05), 1.0, "an accepted task is alike"
+        12,
+        "novelty",
+        float(np.minimum(record_distance / 0.02, behaviour_distance / 0.05)),
+        1.0,
+        "an accepted task is alike",
     )
 
 

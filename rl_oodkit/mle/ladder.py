@@ -48,9 +48,10 @@ def order_gate(t: Thresholds) -> GateResult:
     u = utilities(t)
     ladder = ("sample", "bronze"), ("median", "bronze"), ("bronze", "silver"), ("silver", "gold")
     steps = {pair: u[pair[1]] - u[pair[0]] for pair in ladder}
-    worst = min(steps, key=steps.get)
+    worst = min(steps, key=lambda pair: steps[pair] if steps[pair] == steps[pair] else -np.inf)
+    passed = bool(steps[worst] > 0)
     note = f"{worst[1]} is not better than {worst[0]}"
-    return GateResult(4, "order", steps[worst], 0.0, steps[worst] > 0, "" if steps[worst] > 0 else note)
+    return GateResult(4, "order", steps[worst], 0.0, passed, "" if passed else note)
 
 # %% ../../nbs/mle/83a_ladder.ipynb #reachable-gate
 def reachable_gate(best_utility: float, oracle_utility: float, standard_error: float) -> GateResult:

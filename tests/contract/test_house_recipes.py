@@ -83,3 +83,9 @@ def test_every_name_of_the_front_door_opens():
         assert getattr(rl_oodkit, name).__name__ == name
         assert name in dir(rl_oodkit)
     assert not hasattr(rl_oodkit, "no_such_name")
+
+
+def test_the_task_of_the_readme(tmp_path):
+    """It is accepted, and its submission has a score, an interval and a regret to the optimum."""
+    (code,) = [block for block in recipes("README.md") if "make_task" in block]
+    run(code + "\nassert report.interval[0] < report.score < report.interval[1] and report.regret > 0\n", tmp_path)

@@ -1,0 +1,144 @@
+"""`rl-oodkit mle`: what the commands print, what they leave, and how they refuse."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from rl_oodkit.cli import app
+from rl_oodkit.cli_agents import AGENT_COMMANDS
+from rl_oodkit.cli_tasks import TASK_COMMANDS
+from rl_oodkit.mle.suite import Suite
+
+RUNNER = CliRunner()
+
+
+def call(*words):
+    """Run the command line in this process."""
+    return RUNNER.invoke(app, ["mle", *map(str, words)])
+
+
+def refused(result, *said):
+    """Assert one line, exit code 1, and no traceback."""
+    assert result.exit_code == 1, result.output
+    assert result.output.strip().splitlines()[-1].startswith("error: ") and "Traceback" not in result.output
+    assert all(word in result.output for word in said), result.output
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory):
+    """A folder with one generated task."""
+    folder = tmp_path_factory.mktemp("mle") / "suite"
+    result = call(
+        "gen", "--seeds", "linnerud", "--n", 2, "--references", 20, "--preset", "mlebench", "--seed", 1, "--out", folder
+    )
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def task_of(suite):
+    """Return the folder of the first task."""
+    return sorted((suite / "tasks").iterdir())[0]
+
+
+@pytest.mark.parametrize("name", [name for name, *_ in (*TASK_COMMANDS, *AGENT_COMMANDS)])
+def test_every_command_has_help_with_an_example(name):
+    """And loads nothing heavy for it."""
+    result = call(name, "--help")
+    assert result.exit_code == 0 and f"rl-oodkit mle {name}" in result.output
+
+
+def test_a_generated_suite_is_in_order(suite):
+    """Public files readable, private ones not; logs beside them; gates passed."""
+    task = task_of(suite)
+    assert {"train.csv", "test.csv", "sample_submission.csv", "description.md"} <= {
+        p.name for p in (task / "public").iterdir()
+    }
+    private = [p for p in (suite / "private").rglob("*") if p.is_file()]
+    assert private and all(p.stat().st_mode & 0o077 == 0 for p in private)
+    assert all(json.loads(line)["role"] for line in (suite / "logs" / "roles.jsonl").read_text().splitlines())
+    result = call("gates", suite)
+    assert result.exit_code == 0 and "passed" in result.output
+
+
+def test_a_submission_is_graded_with_interval_and_regret(suite):
+    """In words and as JSON; the optimum is known."""
+    task = task_of(suite)
+    sample = task / "public" / "sample_submission.csv"
+    result = call("grade", task, sample)
+    assert result.exit_code == 0 and all(
+        w in result.output for w in ("score", "medal", "interval", "regret", "normalised")
+    )
+    report = json.loads(call("grade", task / "public", sample, "--json").output)
+    assert report["status"] == "valid" and report["normalised"] == 0 and len(report["tier_probabilities"]) == 6
+
+
+def test_bad_submissions_are_refused_with_the_reason(suite, tmp_path):
+    """Exit code 1 and a line."""
+    task = task_of(suite)
+    sample = pd.read_csv(task / "public" / "sample_submission.csv")
+    cases = {
+        "short": sample.iloc[1:],
+        "twice": pd.concat([sample, sample.head(1)]),
+        "extra": sample.assign(more=1),
+        "nan": sample.assign(**{sample.columns[1]: np.nan}),
+    }
+    for name, frame in cases.items():
+        frame.to_csv(tmp_path / f"{name}.csv", index=False)
+        refused(call("grade", task, tmp_path / f"{name}.csv"))
+    (tmp_path / "bytes.csv").write_bytes(b"\x80\x04\x95")
+    refused(call("grade", task, tmp_path / "bytes.csv"))
+    refused(call("grade", task, tmp_path / "absent.csv"))
+    refused(call("grade", tmp_path, tmp_path / "short.csv"), "SUITE/tasks/NAME")
+
+
+def test_a_tampered_task_is_named(suite, tmp_path):
+    """A changed public file, by its name."""
+    import shutil
+
+    copy = tmp_path / "suite"
+    shutil.copytree(suite, copy)
+    target = task_of(copy) / "public" / "train.csv"
+    target.chmod(0o644)
+    target.write_text(target.read_text().replace("1", "2", 1))
+    refused(call("gates", copy), "train.csv")
+    refused(call("grade", task_of(copy), task_of(copy) / "public" / "sample_submission.csv"))
+
+
+@pytest.mark.parametrize("layout", ["mlebench", "mledojo"])
+def test_suites_are_exported(suite, tmp_path, layout):
+    """Every task, in the layout that was asked for."""
+    result = call("export", layout, suite, "--out", tmp_path / layout)
+    assert result.exit_code == 0 and any((tmp_path / layout).rglob("*.csv"))
+    assert f"{len(Suite(suite).ids())} tasks" in result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("gen", "--seeds", "whine", "--out", "x"), "whine"),
+        (("gen", "--suite", "none-such", "--out", "x"), "none-such"),
+        (("gates", "no-such-folder"), "no-such-folder"),
+        (("export", "kaggle", "x", "--out", "y"), "mlebench"),
+        (("run", "--suite", "toy", "--policy", "nobody", "--n", "1"), "nobody"),
+        (("run", "--suite", "toy", "--scaffold", "ladder", "--n", "1"), "ladder"),
+        (("run", "--suite", "none-such", "--n", "1"), "none-such"),
+        (("train", "sarsa", "--suite", "toy", "--out", "x"), "sarsa"),
+        (("bench-speed", "--executor", "tepid", "--full", "200"), "tepid"),
+    ],
+)
+def test_wrong_words_are_refused(words, said, tmp_path, monkeypatch):
+    """With what was wrong in the line."""
+    monkeypatch.chdir(tmp_path)
+    refused(call(*words), said)
+
+
+def test_agents_run_and_are_compared(tmp_path):
+    """On the toys, with a file of episodes and a paired difference."""
+    out = tmp_path / "episodes.parquet"
+    result = call("run", "--suite", "toy", "--n", 1, "--policy", "practitioner", "--out", out)
+    assert result.exit_code == 0 and out.exists() and "1 episodes" in result.output
+    result = call("eval", "--suite", "toy", "--n", 2, "--rollouts", 1, "--policies", "practitioner,uniform")
+    assert result.exit_code == 0 and "uniform minus practitioner" in result.output and "lost" in result.output

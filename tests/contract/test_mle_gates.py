@@ -1,0 +1,127 @@
+"""Twelve gates, each with a task that passes and one that does not; audits that find what was planted."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rl_oodkit.core.seeds import stream
+from rl_oodkit.mle import gates, ladder
+from rl_oodkit.mle.audits import answer_shares, reproduced, shortcut_audit
+from rl_oodkit.mle.dna import DOMAINS, TaskDNA
+from rl_oodkit.mle.medals import Thresholds
+from rl_oodkit.mle.meta import PublicTask
+from rl_oodkit.mle.mutations import offspring
+from rl_oodkit.mle.seeds import SEEDS, seed_dna
+from rl_oodkit.mle.tables import tables
+from rl_oodkit.mle.writer import STORIES, describe, missing_words, wording_leaks
+
+STEPS = Thresholds(0.5, 0.6, 0.66, 0.7, 0.74, 0.9, 0.8, False)
+CROWDED = Thresholds(0.5, 0.7, 0.701, 0.702, 0.703, 0.9, 0.8, False)
+CASES = {
+    1: (gates.rebuild_gate({"a": b"1"}, {"a": b"1"}), gates.rebuild_gate({"a": b"1"}, {"a": b"1", "b": b""})),
+    2: (gates.schema_gate(""), gates.schema_gate("an id is missing")),
+    3: (gates.answer_gate({"test.csv:a": 0.9}), gates.answer_gate({"test.csv:a": 1.0})),
+    4: (ladder.order_gate(STEPS), ladder.order_gate(replace(STEPS, gold=0.7))),
+    5: (ladder.reachable_gate(0.91, 0.9, 0.01), ladder.reachable_gate(0.93, 0.9, 0.01)),
+    6: (ladder.resolution_gate(STEPS, 0.06), ladder.resolution_gate(STEPS, 0.08)),
+    7: (ladder.spread_gate(STEPS), ladder.spread_gate(CROWDED)),
+    8: (gates.support_gate([0, 0, 0, 1, 1, 1], 2), gates.support_gate([0, 0, 0, 1, 1], 2)),
+    9: (
+        gates.shortcut_gate(pd.DataFrame({"source": ["a"], "tier": [2]}), False),
+        gates.shortcut_gate(pd.DataFrame({"source": ["a"], "tier": [3]}), True),
+    ),
+    10: (gates.cost_gate([0.1, 0.3, 9.0]), gates.cost_gate([0.1, 0.31, 9.0])),
+    11: (gates.words_gate([], []), gates.words_gate(["train.csv"], [])),
+    12: (gates.novelty_gate(0.02, 0.05), gates.novelty_gate(0.5, 0.049)),
+}
+
+
+@pytest.mark.parametrize("number", CASES)
+def test_every_gate_tells_good_from_bad(number):
+    """The good case passes without a note, the bad one fails with one."""
+    good, bad = CASES[number]
+    assert good.passed and not good.note and good.number == number
+    assert not bad.passed and bad.note and bad.number == number
+    assert gates.failures([good, bad]) and f"gate {number} " in gates.failures([bad])[0]
+
+
+def test_numbers_that_could_not_be_computed_do_not_pass():
+    """NaN is on no side of a bound."""
+    nan = float("nan")
+    broken = [ladder.resolution_gate(STEPS, 0.0), gates.cost_gate([]), ladder.order_gate(replace(STEPS, median=nan))]
+    broken += [gates.novelty_gate(nan, 1.0), ladder.reachable_gate(nan, 0.9, 0.1)]
+    assert not any(gate.passed for gate in broken)
+
+
+def test_the_ladder_of_errors_is_read_downwards():
+    """Of errors less is better, in all four gates."""
+    errors = Thresholds(1.0, 0.6, 0.5, 0.45, 0.4, 0.3, 0.35, True)
+    assert ladder.order_gate(errors).passed and ladder.spread_gate(errors).passed
+    assert not ladder.order_gate(replace(errors, lower_is_better=False)).passed
+
+
+def test_an_error_equal_to_the_optimum_without_noise_is_within_reach():
+    """No excess is no excess, whatever the standard error."""
+    assert ladder.reachable_gate(0.9, 0.9, 0.0).passed and not ladder.reachable_gate(0.91, 0.9, 0.0).passed
+
+
+def planted(built, **extra):
+    """Return the public task with columns added to its test table, and its answers."""
+    public = built.public
+    test = public.test.assign(**extra)
+    return PublicTask(public.meta, public.train, test, public.sample_submission, dict(public.sides))
+
+
+@pytest.mark.parametrize("target", ["binary", "regression"])
+@pytest.mark.parametrize("modality", ["tabular", "multitable"])
+def test_planted_answers_are_found(modality, target):
+    """Renamed, rescaled, or hidden in the order of rows of another table."""
+    built = tables(TaskDNA(modality, target, "auc" if target == "binary" else "rmse", n_train=60))
+    y = built.answers["target"].to_numpy()
+    hidden = np.array(["p", "q"])[y] if target == "binary" else 3 - 2 * y
+    assert max(answer_shares(built.public, y).values()) < 0.95
+    assert answer_shares(planted(built, site=hidden), y)["test.csv:site"] > 0.999
+    side = pd.DataFrame({"id": built.test["id"], "v": hidden}).sample(frac=1, random_state=0)
+    public = replace(built.public, sides={**built.public.sides, "extra": side})
+    assert max(v for k, v in answer_shares(public, y).items() if k.startswith("extra")) > 0.999
+
+
+def test_a_column_of_distinct_values_reproduces_nothing():
+    """Every value of its own determines anything, so it counts for nothing."""
+    y = stream(0, "distinct").integers(0, 2, 50)
+    assert reproduced(pd.Series(np.arange(50)), y, True) == 0
+    assert reproduced(pd.Series([1.0] * 50), y.astype(float), False) == 0
+
+
+def test_a_strong_column_is_a_shortcut():
+    """A single column with the whole signal reaches the top tier; ids and positions do not."""
+    built = tables(TaskDNA(n_train=120))
+    y = built.answers["target"].to_numpy()
+    labels = (built.train["target"] == "yes").astype(float)
+    public = planted(built, secret=y + 0.0)
+    public = replace(public, train=public.train.assign(secret=labels))
+
+    def tier(predictions):
+        return int(5 * (np.mean((predictions > 0.5) == y) > 0.9))
+
+    found = shortcut_audit(public, tier).set_index("source")["tier"]
+    assert found["secret"] == 5 and found[":id"] == 0 and found[":order"] == 0
+
+
+@pytest.mark.parametrize("seed", range(18))
+def test_descriptions_say_all_and_give_nothing_away(seed):
+    """For a child of every seed data set."""
+    name = list(SEEDS)[seed % len(SEEDS)]
+    dna = offspring(seed_dna(name), seed)
+    public = tables(dna).public
+    text = describe(public)
+    assert missing_words(text, public.meta) == [] and wording_leaks(text, dna) == []
+    assert all(str(column) in text or column[:1] in text for column in public.train.columns[:3])
+    assert wording_leaks(text + f" Its rule is {dna.rule.family}.", dna) == [dna.rule.family]
+
+
+def test_every_domain_has_a_story():
+    """A domain without one would be told as another."""
+    assert set(DOMAINS) <= set(STORIES) and len(set(STORIES.values())) == len(STORIES)
