@@ -53,6 +53,7 @@ MODULES = MappingProxyType(
             "rl_oodkit.reproduce.speed_envs",
             "rl_oodkit.reproduce.speed_training",
             "rl_oodkit.reproduce.speed_sme",
+            "rl_oodkit.reproduce.speed_mle",
         ),
     }
 )

@@ -341,11 +341,13 @@ def default_arenas() -> list[Arena]:
     Returns
     -------
     list of Arena
-        Four small ones.
+        Four training tasks of the shipped suite.
 
     Examples
     --------
     >>> len(default_arenas())
     4
     """
-    return toy_arenas(4)
+    from rl_oodkit.mle.release import Release
+
+    return Release("micro-1").arenas("train", 4)

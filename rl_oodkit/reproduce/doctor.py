@@ -141,6 +141,16 @@ def _space() -> str:
     return f"{free:.0f} GiB free"
 
 # %% ../../nbs/reproduce/08_doctor.ipynb #examine
+def _isolation() -> str:
+    """Say which isolation level agents' programs get here, and why not a higher one; none is needed elsewhere."""
+    from rl_oodkit.mle.levels import detect_level, unavailable
+
+    level = detect_level()
+    if level == 2:
+        return "level 2: programs of agents run in a jail"
+    return f"level {level}, not {level + 1}: {unavailable(level + 1)}; programs of agents need allow_unsafe=True here"
+
+
 def examine() -> list[Check]:
     """Look at everything that a run will need.
 
@@ -164,5 +174,6 @@ def examine() -> list[Check]:
         "checkpoint": _checkpoint,
         "write permission": _writable,
         "disk space": _space,
+        "isolation": _isolation,
     }
     return [_attempt(name, look) for name, look in looks.items()]

@@ -8,7 +8,9 @@ __all__ = ['io_faults', 'damage_files', 'hostile_files', 'kill_runs']
 # %% ../../nbs/reproduce/05_faults.ipynb #faults-imports
 import errno
 import resource
+import shutil
 import signal
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -246,6 +248,43 @@ _LOADERS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+def _as_file(name: str, read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Return a loader that puts a file, with its sidecar if it has one, into a folder under a name, and reads that."""
+
+    def load(path: Path) -> Any:
+        """Read the folder."""
+        with tempfile.TemporaryDirectory() as folder:
+            for ending in ("", ".sha256"):
+                if path.with_name(path.name + ending).exists():
+                    shutil.copyfile(path.with_name(path.name + ending), Path(folder, name + ending))
+            sidecar = Path(folder, name + ".sha256")
+            if sidecar.exists():
+                sidecar.write_text(sidecar.read_text().replace(path.name, name))
+            return read(Path(folder))
+
+    return load
+
+
+def _task_loaders() -> dict[str, Callable[[Path], Any]]:
+    """Return the readers of what agents hand in and of what holds their tasks."""
+    from rl_oodkit.mle.dialogues import load_dialogues
+    from rl_oodkit.mle.memo import Memo
+    from rl_oodkit.mle.meta import load_public
+    from rl_oodkit.mle.reader import read_submission
+    from rl_oodkit.mle.suite import Suite
+    from rl_oodkit.mle.victim import victim_task
+
+    task = victim_task()
+    ids = task.tables.answers["id"].to_numpy()
+    return {
+        "submission": lambda path: read_submission(path, task.meta, ids),
+        "dialogues": load_dialogues,
+        "memo": Memo,
+        "suite": _as_file("manifest.json", Suite),
+        "task": _as_file("task.json", load_public),
+    }
+
+
 def _attempt(load: Callable[[Path], Any], path: Path, may_load: bool, canary: Path) -> str:
     """Load one hostile file, and say what is wrong, if anything."""
     start, loaded = time.process_time(), False
@@ -289,7 +328,7 @@ def hostile_files() -> dict[str, Any]:
     >>> hostile_files()["failed"]
     0
     """
-    failures, ran = [], 0
+    failures, ran, loaders = [], 0, _LOADERS | _task_loaders()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with scratch() as folder:
         canary = folder / "canary"
@@ -298,7 +337,7 @@ def hostile_files() -> dict[str, Any]:
             bare, listed = folder / f"{number}.bare", folder / f"{number}.listed"
             bare.write_bytes(artefact.data)
             write_verified(listed, artefact.data)
-            for kind, load in _LOADERS.items():
+            for kind, load in loaders.items():
                 faults = [_attempt(load, bare, False, canary), _attempt(load, listed, kind in artefact.inert, canary)]
                 failures += [f"{name}, as {kind}: {fault}" for fault in faults if fault]
                 ran += 2
@@ -308,5 +347,5 @@ def hostile_files() -> dict[str, Any]:
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024
     failures += [f"memory grew by {grown:.0f} MB"] if grown > 500 else []
     return report(
-        ran, failures, f"{len(collection)} artefacts and 2 forged folders, {len(_LOADERS)} loaders, 0 executions"
+        ran, failures, f"{len(collection)} artefacts and 2 forged folders, {len(loaders)} loaders, 0 executions"
     )

@@ -7,6 +7,7 @@ __all__ = ['SURROUNDINGS', 'fingerprint', 'fingerprint_elsewhere', 'compare_surr
 
 # %% ../../nbs/reproduce/12_fingerprints.ipynb #imports
 import gc
+import hashlib
 import json
 import os
 import resource
@@ -30,8 +31,10 @@ from ..training.policy import RandomPolicy
 from ..training.trajectories import Trajectories
 
 # %% ../../nbs/reproduce/12_fingerprints.ipynb #fingerprint
-def fingerprint(n: int, injectors: Sequence[str], detectors: Sequence[str], seed: int = 0) -> dict[str, str]:
-    """Reduce episodes and scores to digests.
+def fingerprint(
+    n: int, injectors: Sequence[str], detectors: Sequence[str], modalities: Sequence[str] = (), seed: int = 0
+) -> dict[str, str]:
+    """Reduce episodes, scores and generated tasks to digests.
 
     Parameters
     ----------
@@ -41,6 +44,8 @@ def fingerprint(n: int, injectors: Sequence[str], detectors: Sequence[str], seed
         Disturbances, at their medium level.
     detectors : sequence of str
         Ids that are fitted on clean episodes and score the disturbed ones.
+    modalities : sequence of str
+        Of tasks that are generated and solved by two pipelines.
     seed : int
         Root seed.
 
@@ -66,6 +71,25 @@ def fingerprint(n: int, injectors: Sequence[str], detectors: Sequence[str], seed
         detector.fit(clean)
         detector.calibrate(clean)
         found |= {f"scores {name} {key}": content_hash(detector.score_batch(trajs)) for key, trajs in disturbed.items()}
+    for modality in modalities:
+        found |= _task_digests(modality, seed)
+    return found
+
+
+def _task_digests(modality: str, seed: int) -> dict[str, str]:
+    """Return digests of a task's files and answers, and of what two pipelines predict."""
+    from rl_oodkit.mle.dna import TaskDNA
+    from rl_oodkit.mle.pipeline import Pipeline, run_pipeline
+    from rl_oodkit.mle.practitioner import population
+    from rl_oodkit.mle.tables import public_files, tables
+
+    built = tables(TaskDNA(modality, seed=seed))
+    files = {name: hashlib.sha256(data).hexdigest() for name, data in public_files(built).items()}
+    found = {f"task {modality} {name}": digest for name, digest in files.items()}
+    found[f"task {modality} answers"] = content_hash(built.answers["target"].to_numpy())
+    for number, pipeline in enumerate([*population(built.meta, 2), Pipeline(model="tree")]):
+        outcome = run_pipeline(pipeline, built.public)
+        found[f"task {modality} solved {number}"] = content_hash([outcome.status, outcome.predictions])
     return found
 
 
@@ -127,14 +151,16 @@ def fingerprint_elsewhere(arguments: Sequence[Any], surroundings: dict[str, str]
     return json.loads(done.stdout)
 
 # %% ../../nbs/reproduce/12_fingerprints.ipynb #compare
-def compare_surroundings(n: int, injectors: Sequence[str], detectors: Sequence[str]) -> dict[str, Any]:
+def compare_surroundings(
+    n: int, injectors: Sequence[str], detectors: Sequence[str], modalities: Sequence[str] = ()
+) -> dict[str, Any]:
     """Compare fingerprints from processes with different surroundings.
 
     Parameters
     ----------
     n : int
         Episodes of each kind.
-    injectors, detectors : sequence of str
+    injectors, detectors, modalities : sequence of str
         As in `fingerprint`.
 
     Returns
@@ -147,7 +173,8 @@ def compare_surroundings(n: int, injectors: Sequence[str], detectors: Sequence[s
     >>> compare_surroundings(2, [], [])["failed"]
     0
     """
-    first, *others = [fingerprint_elsewhere([n, list(injectors), list(detectors)], s) for s in SURROUNDINGS]
+    asked = [n, list(injectors), list(detectors), list(modalities)]
+    first, *others = [fingerprint_elsewhere(asked, s) for s in SURROUNDINGS]
     differ = sorted({name for other in others for name in first if other.get(name) != first[name]})
     what = f"{len(SURROUNDINGS)} fresh processes, hash seed and threads varied; {len(first)} digests each"
     detail = what + (f"; different: {', '.join(differ[:5])}" if differ else "")

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['bad_arguments', 'scorer_laws', 'detector_laws', 'null_calibration', 'metric_oracle', 'label_leaks', 'injector_laws',
-           'kill_anywhere', 'failing_disks', 'damaged_files', 'hostile_artefacts', 'same_bytes', 'notebook_failures',
-           'endurance']
+           'kill_anywhere', 'failing_disks', 'damaged_files', 'hostile_artefacts', 'escape_suite', 'hack_suite',
+           'same_bytes', 'notebook_failures', 'endurance']
 
 # %% ../../nbs/reproduce/04_promises.ipynb #imports
 from collections.abc import Mapping
@@ -282,6 +282,42 @@ def hostile_artefacts(scale: str) -> Evidence:
 
     return _found(16, "hostile files run nothing", hostile_files())
 
+# %% ../../nbs/reproduce/04_promises.ipynb #escape-suite
+@register("promise", "17-escapes", row=17, area="sandbox", summary="No program leaves the jail, or there is no jail.")
+def escape_suite(scale: str) -> Evidence:
+    """Try every known way out of the jail, with a control for each, or see the machine refuse.
+
+    Parameters
+    ----------
+    scale : {"short", "full"}
+        All probes, and every third of the whole steps or all of them.
+
+    Returns
+    -------
+    Evidence
+    """
+    from rl_oodkit.reproduce.sandbox_trials import escape_trials
+
+    return _found(17, "nothing gets out", escape_trials(scale == "full"))
+
+# %% ../../nbs/reproduce/04_promises.ipynb #hack-suite
+@register("promise", "18-hacks", row=18, area="sandbox", summary="No attack on the grader is rewarded.")
+def hack_suite(scale: str) -> Evidence:
+    """Cheat the grader, with an honest control for each way.
+
+    Parameters
+    ----------
+    scale : {"short", "full"}
+        Texts and programs, or files and conduct too.
+
+    Returns
+    -------
+    Evidence
+    """
+    from rl_oodkit.reproduce.sandbox_trials import hack_trials
+
+    return _found(18, "cheating does not pay", hack_trials(scale == "full"))
+
 # %% ../../nbs/reproduce/04_promises.ipynb #same-bytes
 @register(
     "promise", "19-bytes", row=19, area="bytes", summary="The same seed gives the same bytes in other surroundings."
@@ -292,19 +328,21 @@ def same_bytes(scale: str) -> Evidence:
     Parameters
     ----------
     scale : {"short", "full"}
-        Two disturbances and three detectors, or all.
+        Two disturbances, three detectors and two generated tasks, or all, tasks of every modality included.
 
     Returns
     -------
     Evidence
     """
+    from rl_oodkit.mle.dna import MODALITIES
     from rl_oodkit.ood.detector import default_board
     from rl_oodkit.reproduce.fingerprints import compare_surroundings
 
     full = scale == "full"
     laws = names("injector") if full else ["delay", "gravity"]
     detectors = default_board() if full else ["mahalanobis/transition+cusum", "knn/obs", "random"]
-    return _found(19, "same seed, same bytes", compare_surroundings(20 if full else 4, laws, detectors))
+    tasks = MODALITIES if full else ("tabular", "text")
+    return _found(19, "same seed, same bytes", compare_surroundings(20 if full else 4, laws, detectors, tasks))
 
 # %% ../../nbs/reproduce/04_promises.ipynb #notebook-failures
 @register(
