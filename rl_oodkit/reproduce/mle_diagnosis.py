@@ -20,7 +20,9 @@ from ..mle.controls import FLOOR
 from ..mle.dna import TaskDNA
 from ..mle.options import SLOTS
 from ..mle.pipeline import from_tokens
+from ..mle.practitioner import cell_of
 from ..mle.release import Record
+from ..mle.tables import meta_of
 from .mle_suite import shares
 from ..stats.bootstrap import episode_weights, percentile_interval
 
@@ -57,7 +59,7 @@ def _board(record: Record) -> pd.DataFrame:
     rank = found["share"].rank(pct=True, method="max").fillna(0.0)
     gold = sign * record.board["private"].round(5) >= sign * round(t.gold, 5)
     options = pd.DataFrame([from_tokens(p).tokens for p in found["pipeline"]], columns=list(SLOTS))
-    cell = f"{record.dna.modality}/{record.dna.target}"
+    cell = cell_of(meta_of(record.dna)).name
     front = {"task": record.dna.name, "split": record.split, "cell": cell, "pipeline": found["pipeline"]}
     scores = {"public": sign * record.board["public"], "share": found["share"]}
     scores |= {"normalised": found["share"].clip(FLOOR, 1.0), "rank": rank, "gold": gold}

@@ -233,8 +233,8 @@ def funnel(candidates: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        split, candidates, first (accepted at the first attempt), repaired, refused, alike, spare, chosen, yield
-        (accepted by the gates, as a share).
+        split, candidates, first (accepted at the first attempt), repaired, refused, alike, foreign (of a kind without
+        training tasks, where the table has a column cell), spare, chosen, yield (accepted by the gates, as a share).
 
     Examples
     --------
@@ -242,15 +242,29 @@ def funnel(candidates: pd.DataFrame) -> pd.DataFrame:
     >>> funnel(pd.DataFrame([row]))["yield"].tolist()
     [1.0]
     """
-    rows = []
-    for split, part in candidates.groupby("split", sort=False):
-        good, left = part[part["accepted"]], part[part["accepted"] & ~part["chosen"]]
-        alike = int((left["reasons"] != "[]").sum())
-        first = int((good["attempts"] == 1).sum())
-        told = {"split": split, "candidates": len(part), "first": first, "repaired": len(good) - first}
-        told |= {"refused": len(part) - len(good), "alike": alike, "spare": len(left) - alike}
-        rows.append(told | {"chosen": int(part["chosen"].sum()), "yield": len(good) / len(part)})
-    return pd.DataFrame(rows)
+    known = _training_cells(candidates)
+    return pd.DataFrame([_flow(split, part, known) for split, part in candidates.groupby("split", sort=False)])
+
+
+def _training_cells(candidates: pd.DataFrame) -> set[str]:
+    """Return the kinds of the chosen training tasks; empty if the table does not tell."""
+    return (
+        set(candidates["cell"][candidates["chosen"] & (candidates["split"] == "train")])
+        if "cell" in candidates
+        else set()
+    )
+
+
+def _flow(split: str, part: pd.DataFrame, known: set[str]) -> dict[str, Any]:
+    """Return the row of one split."""
+    good, left = part[part["accepted"]], part[part["accepted"] & ~part["chosen"]]
+    alike = left["reasons"] != "[]"
+    foreign = ~alike & ~left["cell"].isin(known) if known and split != "train" else alike & False
+    first = int((good["attempts"] == 1).sum())
+    told = {"split": split, "candidates": len(part), "first": first, "repaired": len(good) - first}
+    told |= {"refused": len(part) - len(good), "alike": int(alike.sum()), "foreign": int(foreign.sum())}
+    told |= {"spare": int((~alike & ~foreign).sum()), "chosen": int(part["chosen"].sum())}
+    return told | {"yield": len(good) / len(part)}
 
 
 def refusals(candidates: pd.DataFrame) -> pd.DataFrame:

@@ -162,8 +162,7 @@ def transfer_row(small: pd.DataFrame, large: pd.DataFrame, resamples: int = 500)
         low, high = percentile_interval(np.array([_rho(x[i], y[i]) for i in drawn]), clusters=len(x))
     told = {"task": both["task"].iloc[0], "rows": int(both["rows"].iloc[0]), "references": len(both)}
     told |= {"correlation": _rho(x, y), "low": float(low), "high": float(high)}
-    middle = np.argsort(x, kind="stable")[len(x) // 2]
-    prices = {"price": y.max() - y[x.argmax()], "middling": y.max() - y[middle], "gain": np.median(y) - np.median(x)}
+    prices = {"price": y.max() - y[x.argmax()], "middling": y.max() - np.median(y), "gain": np.median(y) - np.median(x)}
     return told | {"reliability": _rho(both["public"].to_numpy(), y)} | {k: float(v) for k, v in prices.items()}
 
 
