@@ -65,10 +65,13 @@ def _run(
     out: Annotated[Path | None, typer.Option(help="A parquet file for the episodes.")] = None,
 ) -> None:
     """Let an agent work on tasks."""
+    from rl_oodkit.core.files import check_target
     from rl_oodkit.core.store import save_frame
     from rl_oodkit.mle.episode import make_workshop
     from rl_oodkit.mle.evaluate import evaluate
 
+    if out is not None:
+        check_target(out, replace=False)
     with make_workshop(workers) as workshop:
         frame = evaluate(
             _agent(policy, suite), _arenas(suite, split, n), scaffold, rollouts=rollouts, workshop=workshop, seed=seed
@@ -137,6 +140,8 @@ def _train_clone(
     from rl_oodkit.training.clone import bc
     from rl_oodkit.training.sequences import GrammarPolicy, save_grammar
 
+    if (out / "policy.json").exists():
+        raise ParameterError("the folder holds a policy", where=str(out), instead="Give another folder.")
     one_each = list({arena.cell: arena for arena in reversed(list(tasks))}.values())
     shown = demonstrations(
         one_each if method == "bc" else tasks, workshop, tries=options["tries"], seed=options["seed"]
@@ -165,7 +170,11 @@ def _eval(
     from rl_oodkit.mle.episode import make_workshop
     from rl_oodkit.mle.evaluate import evaluate, summary
 
-    tasks, names, frames = _arenas(suite, split, n), _words(policies), {}
+    names, frames = _words(policies), {}
+    if not names or len(set(names)) < len(names) or not _words(scaffold):
+        what = f"policies {policies!r}, scaffold {scaffold!r}"
+        raise ParameterError(what, instead="Name at least one of each, and each agent once.")
+    tasks = _arenas(suite, split, n)
     with make_workshop(workers) as workshop:
         for name in names:
             agent = _agent(name, suite)
@@ -203,6 +212,8 @@ def _bench_speed(
 
     from rl_oodkit.mle.step_costs import FOREST, make_step_task, paired_costs
 
+    if not _words(executor) or not all(word.isdigit() for word in _words(full)):
+        raise ParameterError(f"full {full!r}, executor {executor!r}", instead="Such as 20000,50000 and cold,warm.")
     sizes = [micro, *(int(word) for word in _words(full))]
     with tempfile.TemporaryDirectory() as root:
         for rows in sizes:

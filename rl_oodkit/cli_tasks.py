@@ -64,6 +64,7 @@ def _gen(
     from rl_oodkit.mle.orchestrator import make_task
     from rl_oodkit.mle.roles import GenerationContext
 
+    _check_gen(n, split, references, seed, preset)
     names, roles = _known_seeds(seeds), _roles(base_url, model, api_key_env)
     context, log = GenerationContext(seed, references, preset), RoleLog(out / "logs" / "roles.jsonl")
     made = 0
@@ -80,9 +81,23 @@ def _gen(
     typer.echo(f"{made} of {n} tasks in {out}")
 
 
+def _check_gen(n: int, split: str, references: int, seed: int, preset: str) -> None:
+    """Refuse what cannot be generated, before anything is."""
+    from rl_oodkit.core.errors import check_integer
+    from rl_oodkit.mle.medals import PRESETS
+
+    for name, value, known in (("split", split, ("train", "val", "test")), ("preset", preset, tuple(PRESETS))):
+        if value not in known:
+            raise UnknownIdError(f"there is no {name} {value!r}", instead=f"Use one of {', '.join(known)}.")
+    for name, value, least in (("--n", n, 1), ("--references", references, 4), ("--seed", seed, 0)):
+        check_integer(value, name, minimum=least)
+
+
 def _log_gates(out: Path, task: object) -> None:
     """Append the verdicts of a task to the suite's log."""
-    rows = [{"task": task.name, **vars(gate)} for gate in task.gates]
+    verdicts = [gate._asdict() if hasattr(gate, "_asdict") else vars(gate) for gate in task.gates]
+    rows = [{"task": task.name} | {k: v for k, v in gate.items() if k != "Index"} for gate in verdicts]
+    (out / "logs").mkdir(parents=True, exist_ok=True)
     with open(out / "logs" / "gates.jsonl", "a", encoding="utf-8") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
@@ -98,6 +113,7 @@ def _rebuild(suite: str, out: Path) -> None:
     for record in track(records, f"tasks of {suite}"):
         task = record.task()
         write_task(out, task, split=record.split)
+        _log_gates(out, task)
         if digest_of(task.tables) != record.digest:
             differing.append(task.name)
     typer.echo(f"{len(records)} tasks in {out}; {len(records) - len(differing)} equal the release byte for byte")
@@ -114,9 +130,10 @@ def _gates(folder: Annotated[Path, typer.Argument(help="Folder of the suite.")])
     failed = 0
     logged = _logged(folder)
     for name in suite.ids():
-        bad = [f"{g['number']} {g['name']}" for g in logged.get(name, []) if not g["passed"]] + _asked_again(
-            suite, name
-        )
+        verdicts = logged.get(name, [])
+        bad = [f"{g['number']} {g['name']}" for g in verdicts if not g["passed"]] + _asked_again(suite, name)
+        complete = {g["number"] for g in verdicts} == set(range(1, 13))
+        bad += [] if complete else ["verdicts are missing from logs/gates.jsonl"]
         failed += bool(bad)
         known = f"{len(logged.get(name, []))} verdicts"
         typer.echo(f"{name}  {known}  {'failed: ' + ', '.join(bad) if bad else 'passed'}")
@@ -209,6 +226,8 @@ def _export(
     if layout not in layouts:
         raise UnknownIdError(f"there is no layout {layout!r}", instead=f"Layouts are {', '.join(layouts)}.")
     suite = Suite(folder)
+    if folder.resolve() in (out.resolve(), *out.resolve().parents):
+        raise ParameterError("a suite cannot be exported into itself", where=str(out), instead="Give another folder.")
     for name in suite.ids(split or None):
         layouts[layout](suite.public(name), suite.judge(name), out)
     typer.echo(f"{len(suite.ids(split or None))} tasks in {out}")

@@ -142,3 +142,45 @@ def test_agents_run_and_are_compared(tmp_path):
     assert result.exit_code == 0 and out.exists() and "1 episodes" in result.output
     result = call("eval", "--suite", "toy", "--n", 2, "--rollouts", 1, "--policies", "practitioner,uniform")
     assert result.exit_code == 0 and "uniform minus practitioner" in result.output and "lost" in result.output
+
+
+def test_nothing_that_is_there_is_overwritten(suite, tmp_path):
+    """Neither a manifest by episodes, nor a suite by its export, nor a training by another."""
+    manifest = (suite / "manifest.json").read_bytes()
+    refused(call("run", "--suite", "toy", "--n", 1, "--out", suite / "manifest.json"), "manifest.json")
+    refused(call("export", "mledojo", suite, "--out", suite / "tasks"), "into itself")
+    assert (suite / "manifest.json").read_bytes() == manifest and call("gates", suite).exit_code == 0
+    (tmp_path / "policy.json").write_text("{}")
+    refused(call("train", "bc", "--suite", "toy", "--tries", 2, "--out", tmp_path), "holds a policy")
+
+
+def test_verdicts_that_are_gone_are_missed(suite, tmp_path):
+    """A suite without its log has not passed."""
+    import shutil
+
+    copy = tmp_path / "suite"
+    shutil.copytree(suite, copy)
+    (copy / "logs" / "gates.jsonl").unlink()
+    refused(call("gates", copy), "verdicts are missing")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gen", "--out", "x", "--n", "0"),
+        ("gen", "--out", "x", "--preset", "zz"),
+        ("gen", "--out", "x", "--split", "zz"),
+        ("gen", "--out", "x", "--references", "0"),
+        ("gen", "--out", "x", "--seed", "-1"),
+        ("eval", "--suite", "toy", "--policies", ","),
+        ("eval", "--suite", "toy", "--policies", "uniform,uniform"),
+        ("bench-speed", "--full", "abc"),
+        ("bench-speed", "--executor", ""),
+    ],
+)
+def test_numbers_and_lists_are_checked_before_any_work(words, tmp_path, monkeypatch):
+    """And nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    result = call(*words)
+    refused(result)
+    assert "caught earlier" not in result.output and not list(tmp_path.iterdir())
