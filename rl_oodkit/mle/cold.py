@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Self
 
 from ..core.errors import ParameterError, SandboxUnavailableError, check_integer, check_real
-from .execution import Limits, Pipes, StepResult, drain, outcome, read_regular, task_folder
+from rl_oodkit.mle.execution import (
+    Limits,
+    Pipes,
+    StepResult,
+    check_program,
+    drain,
+    outcome,
+    read_regular,
+    task_folder,
+)
 
 # %% ../../nbs/mle/50a_cold.ipynb #boot
 _BOOT = """
@@ -96,6 +105,7 @@ class ColdSubprocess:
             raise SandboxUnavailableError("this machine gives no namespaces", where="level 1", instead=instead)
         self.public_root, self.level, self.limits = Path(public_root).resolve(), level, limits or Limits()
         self.python, self.episode = python or sys.executable, None
+        self.closed = False
         self._folder = tempfile.TemporaryDirectory(prefix="rl-oodkit-step-", ignore_cleanup_errors=True)
         self.root = Path(self._folder.name)
 
@@ -103,6 +113,7 @@ class ColdSubprocess:
         self, code: str, task: str, *, episode: str = "", keep: bool = True, seed: int = 0, time_limit_s: float = 10.0
     ) -> StepResult:
         """Run a program with a task's public files at `data/`; see `CodeExecutor.run`."""
+        check_program(code, self.closed)
         check_real(time_limit_s, "time_limit_s", low=0.001, high=86_400)
         seed = check_integer(seed, "seed", minimum=0) % (1 << 32)
         data = self.public_root / task_folder(self.public_root, task)
@@ -116,15 +127,18 @@ class ColdSubprocess:
     def _scratch(self, episode: str, data: Path, keep: bool) -> Path:
         """Return the working folder, empty unless it is kept."""
         work = self.root / "work"
-        if episode != self.episode or not keep:
+        whole = work.is_dir() and not work.is_symlink()  # a step may have removed it, or put a link in its place
+        if episode != self.episode or not keep or not whole:
             shutil.rmtree(work, ignore_errors=True)
-            work.mkdir()
+            work.unlink(missing_ok=True) if not work.is_dir() or work.is_symlink() else None
+            work.mkdir(parents=True)
             (work / "data").symlink_to(data)
         self.episode = episode
         return work
 
     def close(self) -> None:
         """Remove the scratch folder; also done when the executor is forgotten."""
+        self.closed = True
         self._folder.cleanup()
 
     def __enter__(self) -> Self:
@@ -151,10 +165,20 @@ def _cold_step(command: list[str], work: Path, limits: Limits, time_limit_s: flo
         os.close(wake)
         wall = time.monotonic() - start
         status, reason = outcome(why, code, cpu_seconds, time_limit_s)
-        folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-        submission, missing = read_regular(folder, "submission.csv", limits.submission_cap)
-        os.close(folder)
+        submission, missing = _submitted(work, limits)
         return StepResult(status, code, pipes.text(0), pipes.text(1), submission, cpu_seconds, wall, reason or missing)
+
+
+def _submitted(work: Path, limits: Limits) -> tuple[bytes | None, str]:
+    """Return what a step left as its submission, or why there is none; the step may have moved its own folder."""
+    try:
+        folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None, "the working folder is gone"
+    try:
+        return read_regular(folder, "submission.csv", limits.submission_cap)
+    finally:
+        os.close(folder)
 
 
 def _end(process: subprocess.Popen) -> tuple[int, float]:

@@ -19,7 +19,16 @@ from typing import Any, Self
 
 from ..core.errors import ParameterError, SandboxUnavailableError, check_integer, check_real
 from ..core.spec import to_json
-from .execution import Limits, Pipes, StepResult, drain, outcome, read_regular, task_folder
+from rl_oodkit.mle.execution import (
+    Limits,
+    Pipes,
+    StepResult,
+    check_program,
+    drain,
+    outcome,
+    read_regular,
+    task_folder,
+)
 from .jail import ENVIRONMENT, JailConfig, refusal, unreadable
 from .seccomp import DENIED
 from .selftest import canary, open_doors, self_test
@@ -223,6 +232,7 @@ class WarmForkServer:
     """
 
     level = 2
+    closed = False
 
     def __init__(
         self,
@@ -258,6 +268,7 @@ class WarmForkServer:
         self, code: str, task: str, *, episode: str = "", keep: bool = True, seed: int = 0, time_limit_s: float = 10.0
     ) -> StepResult:
         """Run a program with a task's public files at `data/`; see `CodeExecutor.run`."""
+        check_program(code, self.closed)
         check_real(time_limit_s, "time_limit_s", low=0.001, high=86_400)
         seed, folder = check_integer(seed, "seed", minimum=0) % (1 << 32), self._folder(task)
         slot = self._lease(name := f"{task}/{episode}")
@@ -293,7 +304,8 @@ class WarmForkServer:
         return sum(slot.server_seconds for slot in self.slots)
 
     def close(self) -> None:
-        """End all servers."""
+        """End all servers; nothing can be run afterwards."""
+        self.closed = True
         for slot in self.slots:
             slot.close()
 

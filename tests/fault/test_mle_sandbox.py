@@ -473,3 +473,32 @@ def test_only_levels_that_exist():
             ColdSubprocess(".", level=bad)
     with pytest.raises(ParameterError):
         unavailable(3)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os, shutil; shutil.rmtree(os.getcwd())",
+        "import os, shutil; d = os.getcwd(); shutil.rmtree(d); os.symlink('/tmp', d)",
+        "import os, shutil; shutil.rmtree(os.path.dirname(os.getcwd()))",
+    ],
+)
+def test_a_step_cannot_break_the_cold_executor(code, tmp_path):
+    """It may remove its own folder, or put a link in its place; the next step has a new one."""
+    (tmp_path / "t1").mkdir()
+    with ColdSubprocess(tmp_path) as executor:
+        first = executor.run(code, "t1", episode="a")
+        assert first.submission is None and "gone" in first.reason
+        second = executor.run("open('submission.csv', 'w').write('id'); print(1)", "t1", episode="a")
+        assert second.stdout == "1\n" and second.submission == b"id"
+
+
+def test_a_closed_executor_says_so(tmp_path):
+    """And starts nothing; a program that is no text is refused in words as well."""
+    (tmp_path / "t1").mkdir()
+    executor = ColdSubprocess(tmp_path)
+    with pytest.raises(ParameterError, match="NoneType"):
+        executor.run(None, "t1")
+    executor.close()
+    with pytest.raises(ParameterError, match="closed"):
+        executor.run("print(1)", "t1")
