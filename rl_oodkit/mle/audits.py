@@ -16,6 +16,15 @@ from .meta import PublicTask
 from .pipeline import Pipeline, run_pipeline
 
 # %% ../../nbs/mle/84_audits.ipynb #reproduced
+def _sorted_share(column: pd.Series, labels: np.ndarray, classes: int) -> float:
+    """Return how well the order of a column separates classes: 1 if each class is one stretch, 0 if none lasts."""
+    numbers = pd.to_numeric(column, errors="coerce").to_numpy(float)
+    if np.isnan(numbers).any() or len(np.unique(numbers)) < len(numbers) / 2:
+        return 0.0  # repeated values are judged by what they determine
+    runs = 1 + np.count_nonzero(np.diff(labels[np.argsort(numbers, kind="stable")]))
+    return max(0.0, 1 - (runs - classes) / max(len(labels) - classes, 1))
+
+
 def reproduced(column: pd.Series, answers: np.ndarray, classes: bool) -> float:
     """Return which share of the answers a column determines.
 
@@ -42,7 +51,8 @@ def reproduced(column: pd.Series, answers: np.ndarray, classes: bool) -> float:
         codes, values = pd.factorize(column, use_na_sentinel=False)
         labels, known = pd.factorize(answers)
         table = np.bincount(codes * len(known) + labels, minlength=len(values) * len(known)).reshape(len(values), -1)
-        return float(table[table.sum(axis=1) > 1].max(axis=1, initial=0).sum() / len(answers))
+        told = float(table[table.sum(axis=1) > 1].max(axis=1, initial=0).sum() / len(answers))
+        return max(told, _sorted_share(column, labels, len(known)))
     numbers = pd.to_numeric(column, errors="coerce")
     ranks = pd.DataFrame({"c": numbers.to_numpy(float), "y": answers}).rank()
     varies = numbers.nunique() > 1 and len(set(answers.tolist())) > 1
@@ -66,13 +76,16 @@ def aligned(frame: pd.DataFrame, ids: np.ndarray, id_column: str) -> pd.DataFram
     DataFrame
         n rows; empty if the table cannot be aligned.
     """
+    known = set(map(str, ids))
+    id_column = next((c for c in frame if known <= set(frame[c].astype(str))), id_column)  # under any name
     if id_column not in frame:
         return frame.reset_index(drop=True) if len(frame) == len(ids) else pd.DataFrame(index=range(len(ids)))
+    frame = frame.assign(**{id_column: frame[id_column].astype(str)})
     groups = frame.groupby(id_column, sort=False)
     parts = [groups.first().add_suffix(":first"), groups.last().add_suffix(":last"), groups.size().rename(":count")]
     if frame[id_column].is_unique:
         parts = [frame.set_index(id_column)]
-    table = pd.concat(parts, axis=1).reindex(ids).reset_index(drop=True)
+    table = pd.concat(parts, axis=1).reindex(np.asarray(ids).astype(str)).reset_index(drop=True)
     return table.assign(**{":order": np.arange(len(ids)), ":id": ids})
 
 # %% ../../nbs/mle/84_audits.ipynb #scan

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CEILING_ROWS', 'Lenient', 'optimum', 'Draft', 'named_baselines', 'ceiling_of', 'measured', 'board_of', 'placed',
-           'noise_of', 'difficulty']
+           'noise_of', 'board_utilities', 'difficulty']
 
 # %% ../../nbs/mle/81_build.ipynb #build-imports
 from collections.abc import Sequence
@@ -247,6 +247,23 @@ def noise_of(draft: Draft, first: np.ndarray, second: np.ndarray, resamples: int
         resamples=resamples, query=query, n_classes=len(meta.classes) or None,
     )  # fmt: skip
     return pair.standard_error
+
+# %% ../../nbs/mle/81_build.ipynb #board-utilities
+def board_utilities(draft: Draft) -> np.ndarray:
+    """Return the private scores of the references as numbers of which more is better.
+
+    Parameters
+    ----------
+    draft : Draft
+        A measured task.
+
+    Returns
+    -------
+    float64 array of shape (M,)
+        NaN where a reference failed.
+    """
+    sign = -1.0 if draft.thresholds.lower_is_better else 1.0
+    return sign * draft.board["private"].to_numpy(np.float64)
 
 # %% ../../nbs/mle/81_build.ipynb #difficulty
 def difficulty(draft: Draft, tries: int = 16) -> dict[str, float]:

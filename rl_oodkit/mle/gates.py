@@ -146,7 +146,7 @@ def answer_gate(shares: Mapping[str, float]) -> GateResult:
     0.4
     """
     worst = max(shares, key=shares.get, default="no column")
-    return at_most(3, "answers", shares.get(worst, 0.0), 0.999, f"{worst} reproduces the answers")
+    return at_most(3, "answers", shares.get(worst, 0.0), 0.98, f"{worst} reproduces the answers")
 
 
 def shortcut_gate(audit: pd.DataFrame, trapped: bool) -> GateResult:

@@ -54,7 +54,9 @@ def order_gate(t: Thresholds) -> GateResult:
     return GateResult(4, "order", steps[worst], 0.0, passed, "" if passed else note)
 
 # %% ../../nbs/mle/83a_ladder.ipynb #reachable-gate
-def reachable_gate(best_utility: float, oracle_utility: float, standard_error: float) -> GateResult:
+def reachable_gate(
+    best_utility: float, oracle_utility: float, standard_error: float, gold_utility: float = -np.inf
+) -> GateResult:
     """Ask whether the best reference stays below the known optimum.
 
     Parameters
@@ -63,11 +65,13 @@ def reachable_gate(best_utility: float, oracle_utility: float, standard_error: f
         On the same private rows; more is better.
     standard_error : float
         Of their paired difference.
+    gold_utility : float
+        Of the gold threshold, which may not lie beyond the optimum whatever the noise.
 
     Returns
     -------
     GateResult
-        Value: by how many standard errors the reference is better.
+        Value: by how many standard errors the reference is better; infinite if gold is beyond the optimum.
 
     Examples
     --------
@@ -76,7 +80,8 @@ def reachable_gate(best_utility: float, oracle_utility: float, standard_error: f
     """
     excess = best_utility - oracle_utility
     z = excess / standard_error if standard_error > 0 else np.copysign(np.inf, excess) if excess else 0.0
-    return at_most(5, "reachable", z, 2.0, "a reference beats the optimum: the generator is wrong")
+    z = np.inf if gold_utility > oracle_utility else z if standard_error >= 0 else np.nan
+    return at_most(5, "reachable", z, 2.0, "the optimum of these rows is beaten: by chance or by a defect")
 
 
 def resolution_gate(t: Thresholds, standard_error: float) -> GateResult:

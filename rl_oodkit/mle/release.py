@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['ROOTS', 'BOARD', 'LEAST', 'ReleaseSpec', 'digest_of', 'row_of', 'make_units', 'groups_of', 'Record', 'read_record',
-           'assembled', 'make_release', 'Release']
+           'left_out', 'assembled', 'make_release', 'Release']
 
 # %% ../../nbs/mle/88_release.ipynb #release-imports
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -28,6 +28,7 @@ from .build import CEILING_ROWS
 from .dna import TaskDNA
 from .files import SyntheticTask
 from .gates import behaviour_distance, novelty_gate
+from .ladder import utilities
 from .medals import Thresholds
 from .mutations import distance
 from .oracle import OracleReport
@@ -221,8 +222,43 @@ def read_record(row: dict[str, Any], board: pd.DataFrame) -> Record:
     )  # fmt: skip
 
 # %% ../../nbs/mle/88_release.ipynb #assemble
+def left_out(row: dict[str, Any], scores: np.ndarray, near: float, others: Sequence[np.ndarray]) -> str:
+    """Say why an accepted candidate is not taken into a suite.
+
+    Parameters
+    ----------
+    row : dict
+        As `row_of` makes it.
+    scores : float array of shape (M,)
+        Private utilities of its references.
+    near : float
+        Distance of its record to the nearest task of the suite.
+    others : sequence of float arrays of shape (M,)
+        Utilities of the same references on the tasks of its cell.
+
+    Returns
+    -------
+    str
+        Empty if it is taken.
+    """
+    u = utilities(from_json(Thresholds, row["thresholds"]))
+    if u["gold"] > u["oracle"]:
+        return "gold lies beyond the optimum of the private rows"
+    gate = novelty_gate(near, behaviour_distance(scores, np.array(others).reshape(len(others), len(scores))))
+    return gate.note
+
+
+def _no_place(full: bool, fits: bool) -> str:
+    """Say why a split has no place for a candidate, whatever it is."""
+    return "the split is full" if full else "" if fits else "too few training tasks of its kind"
+
+
 def assembled(
-    frame: pd.DataFrame, boards: dict[str, np.ndarray], size: int, known: Collection[str] | None = None
+    frame: pd.DataFrame,
+    boards: dict[str, np.ndarray],
+    size: int,
+    known: Collection[str] | None = None,
+    earlier: Sequence[TaskDNA] = (),
 ) -> pd.DataFrame:
     """Choose the tasks of a split among its accepted candidates.
 
@@ -231,11 +267,13 @@ def assembled(
     frame : DataFrame
         One row a candidate, in the order of their indices.
     boards : dict of str to float array of shape (M,)
-        Private scores of the references by task.
+        Private utilities of the references by task.
     size : int
         Tasks wanted.
     known : collection of str, optional
         Cells that may occur; any by default.
+    earlier : sequence of TaskDNA
+        Records of other splits, which a task may not resemble either.
 
     Returns
     -------
@@ -244,18 +282,17 @@ def assembled(
     """
     kept, cells, chosen, reasons = [], {}, [], []
     for row in frame.to_dict("records"):
-        reason = row["reasons"]
-        if row["accepted"] and len(kept) < size and (known is None or row["cell"] in known):
-            dna, scores = TaskDNA.from_json(row["dna"]), boards[row["task"]]
-            others = cells.setdefault(row["cell"], [])
-            near = min((distance(dna, other) for other in kept), default=np.inf)
-            gate = novelty_gate(near, behaviour_distance(scores, np.array(others).reshape(len(others), len(scores))))
-            reason = json.dumps([] if gate.passed else [gate.note])
-            if gate.passed:
+        full, fits = len(kept) >= size, known is None or row["cell"] in known
+        why = _no_place(full, fits) if row["accepted"] else ""
+        if row["accepted"] and not why:
+            dna, scores, others = TaskDNA.from_json(row["dna"]), boards[row["task"]], cells.setdefault(row["cell"], [])
+            near = min((distance(dna, other) for other in (*kept, *earlier)), default=np.inf)
+            why = left_out(row, scores, near, others)
+            if not why:
                 kept.append(dna)
                 others.append(scores)
-        chosen.append(bool(row["accepted"]) and len(kept) > sum(chosen))
-        reasons.append(reason)
+        chosen.append(bool(row["accepted"]) and not why)
+        reasons.append(json.dumps([why]) if why else row["reasons"])
     return frame.assign(chosen=chosen, reasons=reasons)
 
 # %% ../../nbs/mle/88_release.ipynb #make-release
@@ -282,11 +319,15 @@ def make_release(spec: ReleaseSpec, store: RunStore, executor: Executor, folder:
     frame = run_units(groups, store, executor, "tasks")
     arrays = [store.load_arrays(unit) for group in groups for unit in group.units]
     boards = {task: a for task, a in zip(frame["task"], arrays, strict=True) if task}
-    private = {task: a["private"] for task, a in boards.items()}
+    signs = {row["task"]: -1.0 if json.loads(row["thresholds"])["lower_is_better"] else 1.0
+             for row in frame.to_dict("records") if row["task"]}  # fmt: skip
+    private = {task: signs[task] * a["private"] for task, a in boards.items()}
     split = dict(list(frame.groupby("split", sort=False)))
     parts, known = [], None
     for name in sorted(spec.sizes, key=list(ROOTS).index):
-        parts.append(assembled(split[name], private, spec.sizes[name], None if name == "train" else known))
+        taken = [TaskDNA.from_json(text) for part in parts for text in part["dna"][part["chosen"]]]
+        allowed = None if name == "train" else known
+        parts.append(assembled(split[name], private, spec.sizes[name], allowed, taken))
         if name == "train":
             count = parts[0]["cell"][parts[0]["chosen"]].value_counts()
             known = set(count.index[count >= LEAST])

@@ -19,7 +19,17 @@ from ..core.errors import RlOodkitError
 from ..core.seeds import integer
 from ..core.spec import to_dict
 from .audits import answer_shares, shortcut_audit
-from .build import CEILING_ROWS, Draft, board_of, difficulty, measured, noise_of, optimum, placed
+from rl_oodkit.mle.build import (
+    CEILING_ROWS,
+    Draft,
+    board_of,
+    board_utilities,
+    difficulty,
+    measured,
+    noise_of,
+    optimum,
+    placed,
+)
 from .compatibility import check_dna, repaired
 from .dna import TaskDNA
 from .files import answers_of
@@ -64,7 +74,7 @@ class GenerationContext:
     ceiling_rows: int = CEILING_ROWS  # training rows of the strong models behind the ceiling
     attempts: int = 3  # proposals per task before it is given up
     accepted: list[TaskDNA] = field(default_factory=list)  # records of accepted tasks
-    boards: dict[str, list[np.ndarray]] = field(default_factory=dict)  # cell -> private scores of accepted tasks
+    boards: dict[str, list[np.ndarray]] = field(default_factory=dict)  # cell -> private utilities of accepted tasks
 
     def accept(self, draft: Draft) -> None:
         """Remember an accepted task.
@@ -75,7 +85,7 @@ class GenerationContext:
             The task.
         """
         self.accepted.append(draft.dna)
-        self.boards.setdefault(cell_of(draft.tables.meta).name, []).append(draft.board["private"].to_numpy())
+        self.boards.setdefault(cell_of(draft.tables.meta).name, []).append(board_utilities(draft))
 
 # %% ../../nbs/mle/85_roles.ipynb #repairs
 def _clearer(dna: TaskDNA) -> TaskDNA:
@@ -271,7 +281,7 @@ def ladder_gates(draft: Draft) -> list[GateResult]:
     top, gold, median = (_again(draft, level) for level in (best, t.gold, t.median))
     return [
         order_gate(t),
-        reachable_gate(sign * best, sign * t.oracle, noise_of(draft, top, optimum(draft.tables))),
+        reachable_gate(sign * best, sign * t.oracle, noise_of(draft, top, optimum(draft.tables)), sign * t.gold),
         resolution_gate(t, noise_of(draft, gold, median)),
         spread_gate(t),
         cost_gate(draft.board["seconds"].to_numpy()),
@@ -320,7 +330,7 @@ def novelty(draft: Draft, context: GenerationContext) -> GateResult:
     """
     others = context.boards.get(cell_of(draft.tables.meta).name, [])
     nearest = min((distance(draft.dna, dna) for dna in context.accepted), default=np.inf)
-    scores = draft.board["private"].to_numpy()
+    scores = board_utilities(draft)
     return novelty_gate(nearest, behaviour_distance(scores, np.array(others).reshape(len(others), len(scores))))
 
 # %% ../../nbs/mle/85_roles.ipynb #critic

@@ -13,9 +13,11 @@ import pytest
 from rl_oodkit.core.errors import ParameterError, StoreError, UnknownIdError
 from rl_oodkit.core.executors import SerialExecutor
 from rl_oodkit.core.results import RunStore
+from rl_oodkit.core.spec import to_json
 from rl_oodkit.mle.chat_client import ChatClient
 from rl_oodkit.mle.dna import DOMAINS, Clock, Missing, RuleDNA, TaskDNA
 from rl_oodkit.mle.llm_roles import FormRole, forms, llm_roles
+from rl_oodkit.mle.medals import Thresholds
 from rl_oodkit.mle.messages import RoleLog, RoleMessage, log_line, refuse
 from rl_oodkit.mle.orchestrator import default_roles, generate, make_task, walk
 from rl_oodkit.mle.release import Release, ReleaseSpec, assembled, digest_of, make_release
@@ -223,7 +225,9 @@ def test_all_five_roles_have_a_form():
 def test_assembly_drops_twins_and_unknown_kinds():
     """In the order of the candidates, whoever made them."""
     dnas = [TaskDNA(seed=i, rule=RuleDNA(family)) for i, family in enumerate(("linear", "tree", "radial", "sparse"))]
-    rows = [{"accepted": True, "reasons": "[]", "task": d.name, "dna": d.to_json(), "cell": "c"} for d in dnas]
+    steps = Thresholds(0.5, 0.6, 0.66, 0.7, 0.74, 0.9, 0.8, False)
+    common = {"accepted": True, "reasons": "[]", "cell": "c", "thresholds": to_json(steps)}
+    rows = [common | {"task": d.name, "dna": d.to_json()} for d in dnas]
     rows[2]["cell"] = "other"
     rng = np.random.default_rng(0)
     boards = {d.name: rng.random(30) for d in dnas}
@@ -231,6 +235,10 @@ def test_assembly_drops_twins_and_unknown_kinds():
     chosen = assembled(pd.DataFrame(rows), boards, 9, {"c"})
     assert chosen["chosen"].tolist() == [True, False, False, True]
     assert assembled(pd.DataFrame(rows), boards, 1)["chosen"].tolist() == [True, False, False, False]
+    assert not assembled(pd.DataFrame(rows), boards, 9, earlier=dnas)["chosen"].any()
+    rows[0]["thresholds"] = to_json(replace(steps, oracle=0.72))
+    beyond = assembled(pd.DataFrame(rows), boards, 9)
+    assert not beyond["chosen"][0] and "beyond the optimum" in beyond["reasons"][0]
 
 
 def test_a_release_is_read_back_and_rebuilt(tmp_path):
