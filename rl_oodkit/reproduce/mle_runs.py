@@ -104,10 +104,10 @@ class Sizes:
 
     train: int = 0  # training tasks, the first ones; 0 for all
     val: int = 0  # validation tasks
-    iterations: int = 120  # of GRPO
+    iterations: int = 48  # of GRPO
     groups: int = 4  # tasks of an iteration
     size: int = 8  # attempts at each
-    validate_every: int = 10  # iterations
+    validate_every: int = 12  # iterations
     rollouts: int = 4  # episodes a validation task
     tries: tuple[int, ...] = (16, 48)  # pipelines that a practitioner tries
     top: tuple[int, ...] = (1, 4)  # of them that are shown
