@@ -19,8 +19,9 @@ from typing import Annotated, Any
 import typer
 
 from .cli_agents import AGENT_COMMANDS
-from .cli_tasks import TASK_COMMANDS
+from .cli_tasks import TASK_COMMANDS, _words
 from .core.errors import ParameterError, RlOodkitError
+from .core.interrupts import insistent
 from .core.spec import to_dict
 
 # %% ../nbs/cli.ipynb #guarded
@@ -39,9 +40,10 @@ def _guarded(function: Callable[..., None]) -> Callable[..., None]:
     def run(*args: Any, **kwargs: Any) -> None:
         """Run the command, and end in one line where it fails."""
         try:
-            function(*args, **kwargs)
+            with insistent():
+                function(*args, **kwargs)
         except KeyboardInterrupt as error:
-            said = "interrupted. Finished work is kept; run the same command again to resume."
+            said = "interrupted before it was done. Give the same command again."
             _complain(error if str(error) else RlOodkitError(said), 130)
         except RlOodkitError as error:
             _complain(error, 1)
@@ -235,11 +237,6 @@ def _board(spec: Path | None, given: dict[str, Any]) -> Any:
             raise ParameterError(f"--{name} {value!r} names nothing", instead="Name some, or leave the option out.")
     texts = {name: _words(value) if isinstance(value, str) else value for name, value in given.items()}
     return from_dict(BoardSpec, {**default, **fields, **{n: v for n, v in texts.items() if v is not None}})
-
-
-def _words(text: str) -> list[str]:
-    """Split a list that is separated by commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 # %% ../nbs/cli.ipynb #bench-ood
 @_command(bench, "ood", "Score detectors on disturbances; resumes what is unfinished.",

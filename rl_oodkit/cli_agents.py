@@ -6,34 +6,33 @@
 __all__ = ['AGENT_COMMANDS']
 
 # %% ../nbs/cli_agents.ipynb #agents-imports
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .core.errors import ParameterError, UnknownIdError
+from .cli_tasks import _words
+from .core.errors import ParameterError, RunInterrupted, UnknownIdError, check_integer
 
 # %% ../nbs/cli_agents.ipynb #arenas
 @cache
 def _arenas(suite: str, split: str, most: int = 0) -> tuple[Any, ...]:
     """Return the tasks of a released suite, of a folder, or the toys, as arenas."""
     from rl_oodkit.mle.arenas import suite_arenas, toy_arenas
+    from rl_oodkit.mle.layout import SPLITS, check_split
     from rl_oodkit.mle.release import Release
 
+    check_split(split)
     if suite == "toy":
-        found = toy_arenas(most or 4, seed={"train": 0, "val": 1}.get(split, 2))
+        found = toy_arenas(most or 4, seed=SPLITS.index(split))
     elif (Path(suite) / "manifest.json").exists():
         found = suite_arenas(suite, split)
     else:
         found = Release(suite).arenas(split, most or None)
     return tuple(found[:most] if most else found)
-
-
-def _words(text: str) -> list[str]:
-    """Split a list given with commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
 
 # %% ../nbs/cli_agents.ipynb #agent
 def _agent(name: str, suite: str) -> Any:
@@ -42,15 +41,60 @@ def _agent(name: str, suite: str) -> Any:
     from rl_oodkit.mle.controls import PortfolioAgent, PractitionerAgent, UniformAgent, board_table, portfolio_of
     from rl_oodkit.training.sequences import load_grammar
 
+    _check_agent(name)
     if name in ("uniform", "practitioner"):
         return UniformAgent() if name == "uniform" else PractitionerAgent()
     if name == "portfolio":
         return PortfolioAgent(portfolio_of(board_table(_arenas(suite, "train"))))
-    folder = Path(name)
-    if not (folder / "policy.json").exists():
-        known = "uniform, practitioner, portfolio, or a folder with policy.json"
+    return PolicyAgent(load_grammar(Path(name) / "policy.json"), Path(name).name)
+
+
+def _check_play(agents: Sequence[str], scaffolds: Sequence[str], split: str, **least: tuple[int, int]) -> None:
+    """Refuse agents, scaffolds, splits and numbers (value, least value) that cannot be used, before any work."""
+    from rl_oodkit.core.registry import entry
+    from rl_oodkit.mle.layout import check_split
+
+    check_split(split)
+    for name in scaffolds:
+        entry("scaffold", name)
+    for name, (value, smallest) in least.items():
+        check_integer(value, f"--{name}", minimum=smallest)
+    for name in agents:
+        _check_agent(name)
+
+
+_CONTROLS = ("uniform", "practitioner", "portfolio")
+
+
+def _check_agent(name: str) -> None:
+    """Refuse a word that is no control, and no folder with a policy."""
+    if name not in _CONTROLS and not (Path(name) / "policy.json").is_file():
+        known = f"{', '.join(_CONTROLS)}, or a folder with policy.json"
         raise UnknownIdError(f"there is no agent {name!r}", instead=f"Use {known}.")
-    return PolicyAgent(load_grammar(folder / "policy.json"), folder.name)
+
+# %% ../nbs/cli_agents.ipynb #workshop
+_AGAIN = "Give the same command again."
+
+
+@contextmanager
+def _workshop(workers: int, beside: Path | None, without: str = _AGAIN) -> Iterator[Any]:
+    """Lend a workshop that keeps outcomes beside a file until the work is done, and say what is kept on Ctrl-C."""
+    from rl_oodkit.mle.episode import make_workshop
+
+    memo = None if beside is None else beside.with_name(f"{beside.name}.outcomes.npz")
+    try:
+        with make_workshop(workers, memo=memo) as workshop:
+            yield workshop
+    except KeyboardInterrupt:
+        if memo is None:
+            raise RunInterrupted("interrupted, and nothing is kept", instead=without) from None
+        if not memo.exists():
+            raise RunInterrupted("interrupted before a pipeline was finished", instead=_AGAIN) from None
+        what, instead = "interrupted; the finished pipelines are kept", f"{_AGAIN[:-1]}: it goes on from there."
+        raise RunInterrupted(what, where=str(memo), instead=instead) from None
+    if memo is not None:
+        for path in (memo, memo.with_name(memo.name + ".sha256")):
+            path.unlink(missing_ok=True)
 
 # %% ../nbs/cli_agents.ipynb #run
 def _run(
@@ -67,22 +111,21 @@ def _run(
     """Let an agent work on tasks."""
     from rl_oodkit.core.files import check_target
     from rl_oodkit.core.store import save_frame
-    from rl_oodkit.mle.episode import make_workshop
     from rl_oodkit.mle.evaluate import evaluate
 
+    _check_play([policy], [scaffold], split, n=(n, 0), rollouts=(rollouts, 1), seed=(seed, 0), workers=(workers, 0))
     if out is not None:
         check_target(out, replace=False)
-    with make_workshop(workers) as workshop:
-        frame = evaluate(
-            _agent(policy, suite), _arenas(suite, split, n), scaffold, rollouts=rollouts, workshop=workshop, seed=seed
-        )
+    with _workshop(workers, out, "With --out, finished pipelines would be kept for the next time.") as workshop:
+        agent, tasks = _agent(policy, suite), _arenas(suite, split, n)
+        frame = evaluate(agent, tasks, scaffold, rollouts=rollouts, workshop=workshop, seed=seed)
+        if out is not None:
+            save_frame(out, frame)
     for row in frame.to_dict("records"):
         medal = row["medal"] if row.get("medal") else ("valid" if row["valid"] else "invalid")
         typer.echo(f"{row['task']}  {row['cell']:<32} {medal:<8} normalised {row['normalised']:+.3f}")
     counts = ", ".join(f"{name.replace('_', ' ')} {int(frame[name].sum())}" for name in _COUNTED if name in frame)
     typer.echo(f"{len(frame)} episodes: {counts}; mean normalised {frame['normalised'].mean():.3f}")
-    if out is not None:
-        save_frame(out, frame)
 
 
 _COUNTED = ("valid", "above_median", "bronze", "silver", "gold", "any_medal")
@@ -106,12 +149,34 @@ def _train(
     methods = {"bc": _train_clone, "rft": _train_clone, "grpo": _train_grpo}
     if method not in methods:
         raise UnknownIdError(f"there is no method {method!r}", instead=f"Methods are {', '.join(methods)}.")
-    with make_workshop(workers) as workshop:
+    options = {"reward": reward, "credit": credit, "iterations": iterations}
+    options |= {"start": start, "seed": seed, "tries": tries}
+    _check_train(method, out, options, workers)
+    grpo = method == "grpo"  # which keeps states of its own, and says so
+    with make_workshop(workers) if grpo else _workshop(workers, out / "policy") as workshop:
         tasks, watched = _arenas(suite, "train"), _arenas(suite, "val")
-        options = {"reward": reward, "credit": credit, "iterations": iterations}
-        options |= {"start": start, "seed": seed, "tries": tries}
         said = methods[method](method, out, tasks, watched, workshop, options)
         typer.echo(f"{said}; {workshop.executed} executions, {workshop.seconds:.0f} CPU s; {out / 'policy.json'}")
+
+
+def _check_train(method: str, out: Path, options: dict[str, Any], workers: int) -> None:
+    """Refuse words, numbers and folders that cannot be used, before any work."""
+    from rl_oodkit.core.files import check_target
+    from rl_oodkit.mle.rewards import reward_ids
+    from rl_oodkit.training.objective import GRPORecipe
+
+    if options["reward"].replace("-", "_") not in reward_ids():
+        what, known = f"there is no reward {options['reward']!r}", ", ".join(reward_ids())
+        raise UnknownIdError(what, instead=f"Rewards are {known}.")
+    GRPORecipe(iterations=options["iterations"], credit=options["credit"])
+    for name, value, least in (("tries", options["tries"], 1), ("seed", options["seed"], 0), ("workers", workers, 0)):
+        check_integer(value, f"--{name}", minimum=least)
+    if options["start"] and not (Path(options["start"]) / "policy.json").is_file():
+        what = f"there is no policy in {options['start']!r}"
+        raise UnknownIdError(what, instead="Give a folder with policy.json to --start.")
+    if method != "grpo" and (out / "policy.json").exists():
+        raise ParameterError("the folder holds a policy", where=str(out), instead="Give another folder.")
+    check_target(out / "policy.json")
 
 
 def _train_grpo(
@@ -140,8 +205,6 @@ def _train_clone(
     from rl_oodkit.training.clone import bc
     from rl_oodkit.training.sequences import GrammarPolicy, save_grammar
 
-    if (out / "policy.json").exists():
-        raise ParameterError("the folder holds a policy", where=str(out), instead="Give another folder.")
     one_each = list({arena.cell: arena for arena in reversed(list(tasks))}.values())
     shown = demonstrations(
         one_each if method == "bc" else tasks, workshop, tries=options["tries"], seed=options["seed"]
@@ -167,20 +230,19 @@ def _eval(
     """Compare agents on the same tasks."""
     import pandas as pd
 
-    from rl_oodkit.mle.episode import make_workshop
     from rl_oodkit.mle.evaluate import evaluate, summary
 
     names, frames = _words(policies), {}
     if not names or len(set(names)) < len(names) or not _words(scaffold):
         what = f"policies {policies!r}, scaffold {scaffold!r}"
         raise ParameterError(what, instead="Name at least one of each, and each agent once.")
-    tasks = _arenas(suite, split, n)
-    with make_workshop(workers) as workshop:
+    scaffolds = _words(scaffold)
+    _check_play(names, scaffolds, split, n=(n, 0), rollouts=(rollouts, 1), seed=(seed, 0), workers=(workers, 0))
+    with _workshop(workers, None) as workshop:
+        tasks = _arenas(suite, split, n)
         for name in names:
             agent = _agent(name, suite)
-            played = [
-                evaluate(agent, tasks, s, rollouts=rollouts, workshop=workshop, seed=seed) for s in _words(scaffold)
-            ]
+            played = [evaluate(agent, tasks, s, rollouts=rollouts, workshop=workshop, seed=seed) for s in scaffolds]
             frames[name] = pd.concat(played, ignore_index=True)
     table = summary(pd.concat(frames.values(), ignore_index=True))
     typer.echo(table[_SHOWN].round(3).to_string(index=False))

@@ -9,11 +9,11 @@ __all__ = ['TASK_COMMANDS']
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from .core.errors import DamagedFileError, ParameterError, StoreError, UnknownIdError
+from .core.errors import DamagedFileError, ParameterError, RunInterrupted, StoreError, UnknownIdError
 
 # %% ../nbs/cli_tasks.ipynb #write-generated
 def _words(text: str) -> list[str]:
@@ -59,23 +59,16 @@ def _gen(
     if suite:
         _rebuild(suite, out)
         return
-    from rl_oodkit.mle.files import write_task
-    from rl_oodkit.mle.messages import RoleLog
-    from rl_oodkit.mle.orchestrator import make_task
+    _check_gen(n, split, references, seed, preset)
+    from rl_oodkit.mle.dna import GENERATOR_VERSION
     from rl_oodkit.mle.roles import GenerationContext
 
-    _check_gen(n, split, references, seed, preset)
-    names, roles = _known_seeds(seeds), _roles(base_url, model, api_key_env)
-    context, log = GenerationContext(seed, references, preset), RoleLog(out / "logs" / "roles.jsonl")
-    made = 0
-    for i in range(n):
-        done = make_task(names[i % len(names)], i, context, roles=roles, log=log)
-        said = "; ".join(done.reasons)
-        if done.task is not None:
-            write_task(out, done.task, split=split)
-            _log_gates(out, done.task)
-            made, said = made + 1, f"{done.task.name} ({done.task.meta.modality}, {done.task.meta.target})"
-        typer.echo(f"{names[i % len(names)]} {i}: {said}, attempt {done.attempts}")
+    names = _known_seeds(seeds)
+    identity = [GENERATOR_VERSION, names, split, references, preset, seed, base_url, model]
+    work = _Work(
+        out, split, GenerationContext(seed, references, preset), _roles(base_url, model, api_key_env), identity
+    )
+    made = _make_all(work, [names[i % len(names)] for i in range(n)])
     if not made:
         raise StoreError(f"none of {n} tasks was accepted", where=str(out), instead="Try more, or other seeds.")
     typer.echo(f"{made} of {n} tasks in {out}")
@@ -84,41 +77,118 @@ def _gen(
 def _check_gen(n: int, split: str, references: int, seed: int, preset: str) -> None:
     """Refuse what cannot be generated, before anything is."""
     from rl_oodkit.core.errors import check_integer
+    from rl_oodkit.mle.layout import check_split
     from rl_oodkit.mle.medals import PRESETS
 
-    for name, value, known in (("split", split, ("train", "val", "test")), ("preset", preset, tuple(PRESETS))):
-        if value not in known:
-            raise UnknownIdError(f"there is no {name} {value!r}", instead=f"Use one of {', '.join(known)}.")
+    check_split(split)
+    if preset not in PRESETS:
+        raise UnknownIdError(f"there is no preset {preset!r}", instead=f"Presets are {', '.join(PRESETS)}.")
     for name, value, least in (("--n", n, 1), ("--references", references, 4), ("--seed", seed, 0)):
         check_integer(value, name, minimum=least)
 
+# %% ../nbs/cli_tasks.ipynb #work
+class _Work:
+    """Make candidates one by one, each at most once."""
 
-def _log_gates(out: Path, task: object) -> None:
+    def __init__(self, out: Path, split: str, context: Any, roles: Sequence | None, identity: Sequence) -> None:
+        from rl_oodkit.core.spec import content_hash
+        from rl_oodkit.mle.ledger import Ledger
+        from rl_oodkit.mle.messages import RoleLog
+
+        self.out, self.split, self.context, self.roles = out, split, context, roles
+        self.ledger = Ledger(out / "logs" / "tried.jsonl", content_hash(list(identity)))
+        self.log = RoleLog(out / "logs" / "roles.jsonl")
+
+    def settle(self, name: str, index: int) -> tuple[Any, bool]:
+        """Return what became of a candidate, and whether that was known."""
+        from rl_oodkit.mle.files import write_task
+        from rl_oodkit.mle.ledger import recall
+        from rl_oodkit.mle.orchestrator import make_task
+
+        known = self.ledger.find(index)
+        if known and (not known.task or recall(self.out, known.task, self.split, self.context)):
+            return known, True
+        done = make_task(name, index, self.context, roles=self.roles, log=self.log)
+        if done.task is None:
+            return self.ledger.add(index, "", done.attempts, "; ".join(done.reasons)), False
+        write_task(self.out, done.task, split=self.split)
+        _log_gates(self.out, done.task)
+        said = f"{done.task.name} ({done.task.meta.modality}, {done.task.meta.target})"
+        return self.ledger.add(index, done.task.name, done.attempts, said), False
+
+
+def _make_all(work: _Work, names: Sequence[str]) -> int:
+    """Settle one candidate for each name, and return how many tasks there are."""
+    made, settled = 0, 0
+    try:
+        for i, name in enumerate(names):
+            line, known = work.settle(name, i)
+            made, settled = made + bool(line.task), settled + 1
+            typer.echo(f"{name} {i}: {line.said}, attempt {line.attempts}{', kept' if known else ''}")
+    except KeyboardInterrupt:
+        what = f"interrupted: {settled} of {len(names)} candidates are settled, {made} tasks are written"
+        raise RunInterrupted(what, where=str(work.out), instead=_AGAIN) from None
+    return made
+
+
+_AGAIN = "Give the same command again: it keeps these and goes on with the others."
+
+
+def _log_gates(out: Path, task: Any) -> None:
     """Append the verdicts of a task to the suite's log."""
+    from rl_oodkit.mle.ledger import append_lines
+
     verdicts = [gate._asdict() if hasattr(gate, "_asdict") else vars(gate) for gate in task.gates]
     rows = [{"task": task.name} | {k: v for k, v in gate.items() if k != "Index"} for gate in verdicts]
-    (out / "logs").mkdir(parents=True, exist_ok=True)
-    with open(out / "logs" / "gates.jsonl", "a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    append_lines(out / "logs" / "gates.jsonl", rows)
 
 # %% ../nbs/cli_tasks.ipynb #rebuild
 def _rebuild(suite: str, out: Path) -> None:
     """Write the tasks of a released suite, and compare their digests."""
     from rl_oodkit.core.progress import track
-    from rl_oodkit.mle.files import write_task
-    from rl_oodkit.mle.release import Release, digest_of
+    from rl_oodkit.mle.release import Release
 
-    release, differing = Release(suite), []
-    records = list(release.records())
-    for record in track(records, f"tasks of {suite}"):
-        task = record.task()
-        write_task(out, task, split=record.split)
-        _log_gates(out, task)
-        if digest_of(task.tables) != record.digest:
-            differing.append(task.name)
+    records, differing, whole = list(Release(suite).records()), [], 0
+    logged = set(_logged(out))
+    try:
+        for record in track(records, f"tasks of {suite}"):
+            if record.dna.name not in logged or not _is_whole(out, record):
+                differing += _rebuild_one(out, record)
+            whole += 1
+    except KeyboardInterrupt:
+        what = f"interrupted: {whole} of {len(records)} tasks are written"
+        raise RunInterrupted(what, where=str(out), instead=_AGAIN) from None
     typer.echo(f"{len(records)} tasks in {out}; {len(records) - len(differing)} equal the release byte for byte")
     if differing:
         raise DamagedFileError(f"{len(differing)} tasks differ from the release", where=", ".join(differing[:3]))
+
+
+def _rebuild_one(out: Path, record: Any) -> list[str]:
+    """Write one released task, and return its name if it differs from the release."""
+    from rl_oodkit.mle.files import write_task
+    from rl_oodkit.mle.records import digest_of
+
+    task = record.task()
+    write_task(out, task, split=record.split)
+    _log_gates(out, task)
+    return [] if digest_of(task.tables) == record.digest else [task.name]
+
+
+def _is_whole(out: Path, record: Any) -> bool:
+    """Tell whether a released task is written already, with the tables of the release."""
+    from rl_oodkit.mle.records import files_digest
+    from rl_oodkit.mle.suite import Suite
+
+    try:
+        suite, name = Suite(out), record.dna.name
+        if name not in suite.ids(record.split) or not suite.check(name):
+            return False
+        return (
+            files_digest({p.name: p.read_bytes() for p in (suite.folder(name) / "public").glob("*.csv")})
+            == record.digest
+        )
+    except StoreError:
+        return False
 
 # %% ../nbs/cli_tasks.ipynb #gates
 def _gates(folder: Annotated[Path, typer.Argument(help="Folder of the suite.")]) -> None:
@@ -141,13 +211,19 @@ def _gates(folder: Annotated[Path, typer.Argument(help="Folder of the suite.")])
         raise ParameterError(f"{failed} of {len(suite)} tasks fail a gate", where=str(folder))
 
 
-def _logged(folder: Path) -> dict[str, list[dict]]:
-    """Read the verdicts of a suite by task."""
+def _logged(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Read the verdicts of a suite by task, the last one of each gate."""
+    from rl_oodkit.core.reading import blame, from_dict
+    from rl_oodkit.mle.gates import GateResult
+
     path, found = folder / "logs" / "gates.jsonl", {}
-    for line in path.read_text("utf-8").splitlines() if path.exists() else []:
-        row = json.loads(line)
-        found.setdefault(row["task"], []).append(row)
-    return found
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
+        with blame(f"{path}:{number}"):
+            row = json.loads(line.decode())
+            task = str(row.pop("task"))
+            gate = from_dict(GateResult, row)
+            found.setdefault(task, {})[gate.number] = vars(gate)
+    return {task: list(gates.values()) for task, gates in found.items()}
 
 
 def _asked_again(suite: object, name: str) -> list[str]:

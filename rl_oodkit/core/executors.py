@@ -91,6 +91,8 @@ class SerialExecutor:
         for index, item in enumerate(items):
             try:
                 result = fn(item)
+            except KeyboardInterrupt:  # also one that says how much is finished
+                raise
             except (Exception, SystemExit) as reason:  # sys.exit() in a unit must not end the caller as a success
                 what = f"{type(reason).__name__}: {reason}"
                 raise _failure(item, index, what, traceback.format_exc()) from reason

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.errors import ParameterError
 from .arenas import Arena
-from .episode import Attempt, indices_of, pipeline_of, vocabulary
+from .episode import FEEDBACK, Attempt, indices_of, pipeline_of, vocabulary
 from .options import SLOTS
 from .pipeline import Pipeline
 from ..training.sequences import GrammarPolicy
@@ -98,6 +98,11 @@ class PolicyAgent:
     name : str
         For tables.
 
+    Raises
+    ------
+    ParameterError
+        If the policy writes something else than pipelines, or reads other descriptions of tasks.
+
     Examples
     --------
     >>> from rl_oodkit.mle.arenas import toy_arenas
@@ -109,10 +114,18 @@ class PolicyAgent:
     """
 
     def __init__(self, policy: GrammarPolicy, name: str = "policy") -> None:
+        sizes = tuple(len(words) for words in vocabulary())
+        if (policy.spec.sizes, policy.spec.feedback) != (sizes, len(FEEDBACK)):
+            what = f"{name} writes lists of {policy.spec.sizes} options after {policy.spec.feedback} numbers"
+            instead = f"Pipelines are lists of {sizes} after {len(FEEDBACK)}: train a policy for them."
+            raise ParameterError(what, where="PolicyAgent", instead=instead)
         self.policy, self.name = policy, name
 
     def propose(self, questions: Sequence[Question], rng: np.random.Generator) -> list[Pipeline]:
         """Return one pipeline for each question."""
+        for width in {len(q.arena.landmarks) for q in questions} - {self.policy.spec.context}:
+            what = f"{self.name} reads {self.policy.spec.context} landmarks of a task, and a task has {width}"
+            raise ParameterError(what, where="PolicyAgent", instead="Train it on tasks of this description.")
         found: dict[int, Pipeline] = {}
         for length in sorted({len(q.past) for q in questions}):
             rows = [i for i, q in enumerate(questions) if len(q.past) == length]

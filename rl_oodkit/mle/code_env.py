@@ -153,8 +153,10 @@ class CodeEnv(gym.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Take a turn."""
-        if self.episode is None:
-            raise ParameterError("there is no episode", where="CodeEnv", instead="Call reset first.")
+        if self.episode is None or self.episode.ending:
+            from rl_oodkit.envs.core import NotResetError
+
+            raise NotResetError("the episode is over, or has not begun", where="CodeEnv", instead="Call reset.")
         text = visible(self.episode.act(str(action)), self.observation_space.max_length)
         self._said += [f"> {action}", text]
         return text, *_outcome(self.episode)

@@ -254,6 +254,8 @@ class AdaptationGap:
     optimistic: float  # best by private score, minus static
     static: float  # mean normalised score of the static choice
     tasks: int  # test tasks that count
+    unseen: int = 0  # test tasks left out: of a kind that training does not have
+    dropped: int = 0  # left out: their board lacks the static pipeline, or has no public score
 
 
 def static_choice(board: pd.DataFrame) -> dict[str, str]:
@@ -296,7 +298,8 @@ def adaptation_gap(test: pd.DataFrame, train: pd.DataFrame) -> AdaptationGap:
     Returns
     -------
     AdaptationGap
-        Over the test tasks whose kind occurs in training.
+        Over the test tasks whose kind occurs in training, whose board holds the static pipeline, failed or not, and
+        has a public score; the others are counted in `unseen` and `dropped`.
 
     Raises
     ------
@@ -310,13 +313,15 @@ def adaptation_gap(test: pd.DataFrame, train: pd.DataFrame) -> AdaptationGap:
     >>> adaptation_gap(board, board).gap
     0.5
     """
-    choice = static_choice(train)
+    choice, asked = static_choice(train), test["task"].nunique()
     test = test[test["cell"].isin(list(choice))]
+    known = test["task"].nunique()
     static = test[test["pipeline"] == test["cell"].map(choice)].set_index("task")["normalised"].fillna(-0.5)
     public, private = _picked(test, "public"), _picked(test, "normalised")
     common = static.index.intersection(public.index)
     if not len(common):
-        raise EmptySplitError("no test task is of a kind that training has", where="adaptation_gap")
+        what = "board holds the static pipeline" if known else "is of a kind that training has"
+        raise EmptySplitError(f"no test task {what}", where="adaptation_gap")
     base = static[common].mean()
     gaps = [float(best.reindex(common).mean() - base) for best in (public, private)]
-    return AdaptationGap(*gaps, float(base), len(common))
+    return AdaptationGap(*gaps, float(base), len(common), asked - known, known - len(common))

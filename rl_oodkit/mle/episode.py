@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['Request', 'TIMEOUT_SHARE', 'FEEDBACK', 'vocabulary', 'pipeline_of', 'indices_of', 'Mark', 'mark_of', 'run_here',
-           'Workshop', 'make_workshop', 'Attempt', 'Episode', 'feedback_of']
+           'Workshop', 'make_workshop', 'check_workshop', 'Attempt', 'Episode', 'feedback_of']
 
 # %% ../../nbs/mle/60_episode.ipynb #episode-imports
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..core.errors import ParameterError, check_array, check_integer
+from ..core.errors import ParameterError, check_array, check_integer, shown
 from .arenas import Arena
 from .executor import PipelineExecutor
 from .grade import GradeReport, failed
@@ -244,6 +244,35 @@ def make_workshop(workers: int = 0, time_limit_s: float = 10.0, memo: str | Path
     """
     executor = PipelineExecutor(workers, time_limit_s, memo)
     return Workshop(executor.run, executor.close)
+
+
+def check_workshop(workshop: Workshop | None) -> Workshop:
+    """Return a workshop that was passed, or one of its own for None.
+
+    Parameters
+    ----------
+    workshop : Workshop, optional
+        What the caller passed.
+
+    Returns
+    -------
+    Workshop
+
+    Raises
+    ------
+    ParameterError
+        If it cannot mark pipelines.
+
+    Examples
+    --------
+    >>> check_workshop(None).executed
+    0
+    """
+    if workshop is None:
+        return make_workshop()
+    if not callable(getattr(workshop, "marks", None)):
+        raise ParameterError(f"the workshop is {shown(workshop)}", instead="Use make_workshop(), or leave it out.")
+    return workshop
 
 # %% ../../nbs/mle/60_episode.ipynb #episode-class
 TIMEOUT_SHARE = 0.2  # of the attempts; beyond it an episode is masked

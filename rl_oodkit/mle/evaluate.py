@@ -16,7 +16,7 @@ from ..core.seeds import stream
 from .agents import Agent
 from .arenas import Arena, check_arenas
 from .comparison import cluster_interval
-from .episode import Episode, Workshop, make_workshop
+from .episode import Episode, Workshop, check_workshop
 from .scaffolds import play
 
 # %% ../../nbs/mle/65_evaluate.ipynb #episode-row
@@ -114,7 +114,7 @@ def evaluate(
     """
     check_integer(rollouts, "rollouts", minimum=1)
     arenas = check_arenas(list(arenas))
-    workshop = make_workshop() if workshop is None else workshop
+    workshop = check_workshop(workshop)
     episodes = play(agent, arenas, scaffold, workshop, stream(seed, "evaluate", scaffold), rollouts)
     head = {"agent": agent.name, "scaffold": scaffold, "training_seed": training_seed}
     rows = [head | {"rollout": i % rollouts} | episode_row(e, reward) for i, e in enumerate(episodes)]

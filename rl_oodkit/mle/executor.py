@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core.errors import RunInterrupted, check_integer, check_real
+from ..core.interrupts import insistent, interrupted
 from ..core.progress import Bar
 from .blocks import blocks
 from .memo import Memo, memo_key
@@ -84,7 +85,7 @@ class PipelineExecutor:
         keys = [memo_key(task, pipeline, self.seed) for task, pipeline in jobs]
         todo = _unknown(self.memo, keys, jobs)
         try:
-            with _bar(len(todo), label) as bar:
+            with insistent(), _bar(len(todo), label) as bar:
                 for job, outcome in self._outcomes(todo):
                     self._keep(job, outcome)
                     bar.advance(1, outcome.status)
@@ -116,7 +117,11 @@ class PipelineExecutor:
         if self.workers:
             yield from self._pool.run(todo)
         else:
-            yield from ((job, run_here(job, self.time_limit_s, self.seed)) for job in todo)
+            for job in todo:
+                outcome = run_here(job, self.time_limit_s, self.seed)
+                if interrupted():  # swallowed within the run, whose outcome is worth nothing
+                    raise KeyboardInterrupt
+                yield job, outcome
 
     def _keep(self, job: Job, outcome: Outcome) -> None:
         """Remember an outcome and count it."""

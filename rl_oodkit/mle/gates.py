@@ -83,7 +83,9 @@ def at_most(number: int, name: str, value: float, bound: float, note: str = "") 
 
 # %% ../../nbs/mle/83_gates.ipynb #rebuild-gate
 def rebuild_gate(first: Mapping[str, bytes], second: Mapping[str, bytes]) -> GateResult:
-    """Ask whether two builds gave the same bytes.
+    """Ask whether two builds of one process gave the same public bytes.
+
+    Answers and boards, and builds of other processes, are compared by promise 19 (`reproduce.fingerprints`).
 
     Parameters
     ----------
@@ -200,7 +202,10 @@ def support_gate(labels: Sequence[int], n_classes: int) -> GateResult:
 
 
 def cost_gate(seconds: Sequence[float]) -> GateResult:
-    """Ask whether the references are cheap to verify.
+    """Ask whether the references are quick to verify.
+
+    Memory is not asked. The system keeps one peak for a whole process, and a process makes many tasks, so a peak could
+    not be laid to one of them; that boards and ceilings stay below 1 GiB in a process of their own is a test.
 
     Parameters
     ----------
@@ -257,7 +262,8 @@ def novelty_gate(record_distance: float, behaviour_distance: float) -> GateResul
     Returns
     -------
     GateResult
-        Value: the smaller of the two distances, each in units of its bound.
+        Value: the smaller of the two distances, each in units of its bound; infinite if there was nothing to compare
+        with, as for every candidate of a suite before it is assembled (`novelty.suite_novelty`).
 
     References
     ----------

@@ -21,10 +21,12 @@ from rl_oodkit.core.errors import (
     ShapeError,
     StoreError,
     check_array,
+    check_integer,
     check_real,
     shown,
 )
 from ..core.spec import from_json
+from .dna import MODALITIES, TARGETS
 
 # %% ../../nbs/mle/22_meta.ipynb #check-name
 PREDICTIONS = MappingProxyType(
@@ -147,12 +149,26 @@ def _check_meta(meta: TaskMeta) -> None:
     for file in meta.files:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}", file):
             raise ParameterError(f"the file name {shown(file)} is not plain", where=meta.name)
-    check_real(meta.time_limit_s, "time_limit_s", low=1e-3)
+    _check_facts(meta)
     derived = columns_for(meta.prediction, meta.classes, meta.id_column)
     if meta.submission_columns not in ((), derived):
         what = f"the submission's columns are {shown(meta.submission_columns)}"
         raise ParameterError(what, where=meta.name, instead=f"They must be {derived}.")
     object.__setattr__(meta, "submission_columns", derived)
+
+
+def _check_facts(meta: TaskMeta) -> None:
+    """Raise if a word is none of its list, a number is out of range, or two columns share a name."""
+    for name, word, known in (("modality", meta.modality, MODALITIES), ("target", meta.target, TARGETS)):
+        if word not in known:
+            raise ParameterError(f"the {name} is {shown(word)}", where=meta.name, instead=f"Use {', '.join(known)}.")
+    check_integer(meta.n_train, "n_train", minimum=0)
+    check_integer(meta.n_test, "n_test", minimum=0)
+    check_real(meta.time_limit_s, "time_limit_s", low=1e-3, high=86_400)
+    optional = (meta.query_column, meta.time_column, meta.group_column)
+    columns = [meta.id_column, meta.label_column, *(c for c in optional if c)]
+    if not meta.id_column or not meta.label_column or len(set(columns)) < len(columns):
+        raise ParameterError(f"the columns are {shown(columns)}", where=meta.name, instead="Name each, and once.")
 
 
 def _check_classes(meta: TaskMeta) -> None:
@@ -285,6 +301,10 @@ def load_public(folder: str | Path) -> PublicTask:
     text = (meta.label_column, "label") if meta.has_names else ()
     tables = {f[:-4]: read_table(folder / "public" / f, text) for f in meta.files if f.endswith(".csv")}
     named = [tables.pop(k, pd.DataFrame()) for k in ("train", "test", "sample_submission")]
+    for table, frame, rows in zip(("train", "test"), named, (meta.n_train, meta.n_test), strict=False):
+        if rows and len(frame) != rows:
+            what = f"{table}.csv has {len(frame)} rows for the {rows} of task.json"
+            raise ForeignFileError(what, where=str(folder), instead="Keep the files of a task together.")
     story = folder / "public" / "description.md"
     return PublicTask(meta, *named, tables, story.read_text(encoding="utf-8") if story.is_file() else "")
 

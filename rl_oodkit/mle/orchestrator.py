@@ -57,6 +57,8 @@ def walk(message: RoleMessage, roles: Sequence[Role], context: GenerationContext
     for role in roles:
         try:
             answer = role.act(message, context)
+        except KeyboardInterrupt:  # also one that says how much is finished
+            raise
         except RlOodkitError as error:
             answer = refuse(replace(message, role=role.name), [f"{type(error).__name__}: {error}"])
         log.write(answer)

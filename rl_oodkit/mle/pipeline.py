@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..core.errors import ParameterError
+from ..core.interrupts import interrupted
 from ..core.seeds import integer
 from .blocks import Blocks, blocks
 from rl_oodkit.mle.calibration import (
@@ -349,5 +350,7 @@ def run_pipeline(pipeline: Pipeline, task: PublicTask, *, seed: int = 0) -> Outc
         with _quiet():
             predictions = _checked(_predicted(pipeline, b, seed))
     except Exception as error:  # whatever a script could die of is a reason here
+        if interrupted():  # and Ctrl-C is none, though libraries turn it into errors of their own
+            raise KeyboardInterrupt from error
         return Outcome("error", _reason(error), seconds=time.process_time() - start)
     return Outcome("ok", predictions=predictions, seconds=time.process_time() - start)

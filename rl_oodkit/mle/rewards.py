@@ -17,7 +17,7 @@ from .grade import GradeReport
 # %% ../../nbs/mle/25_rewards.ipynb #paper
 @register("reward", "paper")
 def _paper(report: GradeReport) -> dict[str, float]:
-    """Cumulative milestones: valid .3, median .1, bronze .2, silver .2, gold .1."""
+    """Cumulative milestones: valid .3, above the median .1 (strict), bronze .2, silver .2, gold .1 (ties count)."""
     steps = {"valid": 0.3, "median": 0.1, "bronze": 0.2, "silver": 0.2, "gold": 0.1}
     return {name: pay * (report.tier >= level) for level, (name, pay) in enumerate(steps.items(), start=1)}
 

@@ -215,6 +215,8 @@ class Developer:
         try:
             built = tables(message.artefacts["dna"])
             board, doubtful = _screened(built, context)
+        except KeyboardInterrupt:
+            raise
         except RlOodkitError as error:
             return refuse(replace(message, role=self.name), [f"the data cannot be made: {error}"])
         if doubtful:

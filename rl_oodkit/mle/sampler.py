@@ -15,7 +15,7 @@ from ..core.errors import EmptySplitError, ParameterError, check_integer
 from ..core.seeds import stream
 from ..core.spec import content_hash
 from .arenas import Arena, check_arenas, identity_of
-from .episode import FEEDBACK, Episode, Workshop, indices_of, make_workshop, pipeline_of, vocabulary
+from .episode import FEEDBACK, Episode, Workshop, check_workshop, indices_of, pipeline_of, vocabulary
 from .pipeline import Pipeline
 from .practitioner import practitioner
 from .rewards import reward_ids
@@ -112,10 +112,10 @@ class PipelineSampler:
     def __init__(
         self, arenas: Sequence[Arena], workshop: Workshop | None = None, reward: str = "paper", turns: int = 2
     ) -> None:
-        if reward.replace("-", "_") not in reward_ids():
+        if not isinstance(reward, str) or reward.replace("-", "_") not in reward_ids():
             raise ParameterError(f"there is no reward {reward!r}", instead=f"Presets are {', '.join(reward_ids())}.")
         self.arenas = check_arenas(list(arenas))
-        self.workshop = make_workshop() if workshop is None else workshop
+        self.workshop = check_workshop(workshop)
         self.reward, self.spec = reward, spec_of(self.arenas, turns)
 
     @cached_property
@@ -303,7 +303,7 @@ def demonstrations(
     >>> demonstrations(toy_arenas(2), tries=6, top=2).turns
     2
     """
-    arenas, workshop = check_arenas(list(arenas)), make_workshop() if workshop is None else workshop
+    arenas, workshop = check_arenas(list(arenas)), check_workshop(workshop)
     rows, group = [], []
     for number, arena in enumerate(arenas):
         best = searched(arena, workshop, tries, stream(seed, "demonstrations", arena.name))[:top]

@@ -11,10 +11,11 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ..core.errors import DamagedFileError, ParameterError, UnknownIdError, shown
+from ..core.errors import DamagedFileError, UnknownIdError, shown
 from ..core.store import sha256_file
-from .files import PrivateTask, load_private, private_folder, read_manifest
+from .files import PrivateTask, load_private
 from .grade import Judge
+from .layout import check_private, check_split, private_folder, read_manifest
 from .meta import PublicTask, load_public
 
 # %% ../../nbs/mle/27a_suite.ipynb #check-files
@@ -96,9 +97,8 @@ class Suite:
 
     def ids(self, split: str | None = None) -> list[str]:
         """List the tasks of a split, or all, sorted."""
-        if split not in (None, "train", "val", "test"):
-            raise ParameterError(f"the split is {shown(split)}", instead="Use train, val or test.")
-        return sorted(name for name, entry in self._tasks.items() if split in (None, entry["split"]))
+        wanted = None if split is None else check_split(split)
+        return sorted(name for name, entry in self._tasks.items() if wanted in (None, entry["split"]))
 
     def folder(self, id: str) -> Path:
         """Return a task's public folder, unchecked."""
@@ -131,7 +131,7 @@ def _check_task(suite: Suite, name: str) -> int:
     """Check the public and the private files of one task, and return how many they are."""
     folder, entry = suite.folder(name), suite._tasks[name]
     check_files(folder, entry["files"])
-    path = private_folder(suite.root, suite.private) / f"{name}.npz"
+    path = check_private(private_folder(suite.root, suite.private)) / f"{name}.npz"
     if not path.is_file() or path.is_symlink():
         raise _damaged("is missing", path)
     if sha256_file(path) != entry["private"]:

@@ -222,6 +222,8 @@ class WarmForkServer:
     ------
     SandboxUnavailableError
         If this machine or user cannot isolate, with the reason.
+    ParameterError
+        If a number is out of range.
 
     Examples
     --------
@@ -245,16 +247,13 @@ class WarmForkServer:
         denied: tuple[str, ...] = DENIED,
         folders: tuple[str, ...] = (),
     ) -> None:
+        uids = _uids(first_uid, slots)
         self.public_root, self.limits = Path(public_root).resolve(), limits or Limits()
         reason = refusal() or ("" if self.public_root.is_dir() else f"there is no folder {public_root}")
         if reason:
             instead = "Nothing was started; allow_unsafe=True runs trusted code without isolation."
             raise SandboxUnavailableError(reason, where="isolation level 2", instead=instead)
-        first, shared = (
-            check_integer(first_uid, "first_uid", minimum=1000),
-            (self.limits, tuple(denied), tuple(folders)),
-        )
-        uids = range(first, first + check_integer(slots, "slots", minimum=1))
+        shared = (self.limits, tuple(denied), tuple(folders))
         self._free, self._readable = threading.Condition(), set()
         self.slots = [Slot(JailConfig(str(self.public_root), uid, *shared), python or sys.executable) for uid in uids]
         try:
@@ -318,6 +317,13 @@ class WarmForkServer:
         self.close()
 
 # %% ../../nbs/mle/56_warm.ipynb #persist
+def _uids(first: int, slots: int) -> range:
+    """Return the user numbers of slots; the machine is not to blame for one that no machine has."""
+    slots = check_integer(slots, "slots", minimum=1, maximum=1024)
+    first = check_integer(first, "first_uid", minimum=1000, maximum=2**31 - 1 - slots)
+    return range(first, first + slots)
+
+
 def _choose(slots: list[Slot], episode: str) -> Slot | None:
     """Return the slot to use now, or nothing while the right ones are busy."""
     for slot in slots:

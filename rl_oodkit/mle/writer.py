@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STORIES', 'story', 'stems', 'column_line', 'dictionary', 'submission_section', 'file_list', 'describe',
-           'missing_words', 'wording_leaks']
+           'missing_words', 'quotes', 'wording_leaks']
 
 # %% ../../nbs/mle/82_writer.ipynb #writer-imports
 import re
@@ -242,6 +242,41 @@ def missing_words(text: str, meta: TaskMeta) -> list[str]:
     wanted = [*meta.files, meta.metric, direction, *meta.submission_columns]
     return [word for word in wanted if word not in text]
 
+# %% ../../nbs/mle/82_writer.ipynb #quotes
+_NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?(?:\s?%)?")
+
+
+def quotes(text: str, number: float) -> list[str]:
+    """List the places where a text states a number, in whatever rounding.
+
+    Parameters
+    ----------
+    text : str
+        The text.
+    number : float
+        The number.
+
+    Returns
+    -------
+    list of str
+        As written; with a decimal point, and at least three significant digits or four decimals.
+
+    Examples
+    --------
+    >>> quotes("From .873, that is 87.31 %, or 0.87; not 0.874.", 0.8731)
+    ['.873', '87.31 %']
+    """
+    found = []
+    for match in _NUMBER.finditer(text):
+        mantissa, _, exponent = match.group().rstrip(" %").lower().partition("e")
+        power = int(exponent or 0) - 2 * match.group().endswith("%")
+        unit = 10.0 ** (power - len(mantissa.partition(".")[2]))  # of the last digit
+        digits = len(re.sub(r"\D", "", mantissa).lstrip("0"))
+        near = abs(float(mantissa) * 10.0**power - number) <= 0.5 * unit * (1 + 1e-9)
+        if (near and digits >= 3) or f"{number:.4f}" in mantissa:  # four decimals, whatever their digits
+            found.append(match.group())
+    return found
+
 # %% ../../nbs/mle/82_writer.ipynb #wording-leaks
 def wording_leaks(text: str, dna: TaskDNA, secrets: tuple[float, ...] = ()) -> list[str]:
     """List words and numbers of a description that give the hidden part away.
@@ -269,4 +304,4 @@ def wording_leaks(text: str, dna: TaskDNA, secrets: tuple[float, ...] = ()) -> l
         "none"
     }
     words = [term for term in sorted(terms) if re.search(rf"\b{re.escape(term)}\b", text.lower())]
-    return words + [shown for number in secrets if (shown := f"{number:.4f}") in text]
+    return words + [shown for number in secrets for shown in quotes(text, number)]

@@ -8,9 +8,7 @@ __all__ = ['io_faults', 'damage_files', 'hostile_files', 'kill_runs']
 # %% ../../nbs/reproduce/05_faults.ipynb #faults-imports
 import errno
 import resource
-import shutil
 import signal
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +26,7 @@ from ..core.folders import manifest
 from ..core.runs import RunSpec, RunStore
 from .hostile import artefacts
 from .kills import kill_runs, patched_calls, report, scratch
+from .readers import readers
 
 # %% ../../nbs/reproduce/05_faults.ipynb #faults-all
 _all_ = ["kill_runs"]
@@ -239,52 +238,6 @@ def _one_damage(target: _Target, path: Path, whole: Path, rng: np.random.Generat
         path.write_bytes(data)
 
 # %% ../../nbs/reproduce/05_faults.ipynb #attempt
-_LOADERS: dict[str, Callable[[Path], Any]] = {
-    "arrays": store.load_arrays,
-    "frame": store.load_frame,
-    "tensors": store.load_tensors,
-    "json": store.load_json,
-    "toml": store.load_toml,
-}
-
-
-def _as_file(name: str, read: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    """Return a loader that puts a file, with its sidecar if it has one, into a folder under a name, and reads that."""
-
-    def load(path: Path) -> Any:
-        """Read the folder."""
-        with tempfile.TemporaryDirectory() as folder:
-            for ending in ("", ".sha256"):
-                if path.with_name(path.name + ending).exists():
-                    shutil.copyfile(path.with_name(path.name + ending), Path(folder, name + ending))
-            sidecar = Path(folder, name + ".sha256")
-            if sidecar.exists():
-                sidecar.write_text(sidecar.read_text().replace(path.name, name))
-            return read(Path(folder))
-
-    return load
-
-
-def _task_loaders() -> dict[str, Callable[[Path], Any]]:
-    """Return the readers of what agents hand in and of what holds their tasks."""
-    from rl_oodkit.mle.dialogues import load_dialogues
-    from rl_oodkit.mle.memo import Memo
-    from rl_oodkit.mle.meta import load_public
-    from rl_oodkit.mle.reader import read_submission
-    from rl_oodkit.mle.suite import Suite
-    from rl_oodkit.mle.victim import victim_task
-
-    task = victim_task()
-    ids = task.tables.answers["id"].to_numpy()
-    return {
-        "submission": lambda path: read_submission(path, task.meta, ids),
-        "dialogues": load_dialogues,
-        "memo": Memo,
-        "suite": _as_file("manifest.json", Suite),
-        "task": _as_file("task.json", load_public),
-    }
-
-
 def _attempt(load: Callable[[Path], Any], path: Path, may_load: bool, canary: Path) -> str:
     """Load one hostile file, and say what is wrong, if anything."""
     start, loaded = time.process_time(), False
@@ -328,10 +281,10 @@ def hostile_files() -> dict[str, Any]:
     >>> hostile_files()["failed"]
     0
     """
-    failures, ran, loaders = [], 0, _LOADERS | _task_loaders()
+    failures, ran = [], 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with scratch() as folder:
-        canary = folder / "canary"
+        canary, loaders = folder / "canary", readers(folder / "honest")
         collection = artefacts(canary)
         for number, (name, artefact) in enumerate(collection.items()):
             bare, listed = folder / f"{number}.bare", folder / f"{number}.listed"

@@ -77,7 +77,9 @@ def fingerprint(
 
 
 def _task_digests(modality: str, seed: int) -> dict[str, str]:
-    """Return digests of a task's files and answers, and of what two pipelines predict."""
+    """Return digests of a task's files, answers, board and ladder, and of what three pipelines predict."""
+    from rl_oodkit.core.spec import to_dict
+    from rl_oodkit.mle.build import board_of, measured
     from rl_oodkit.mle.dna import TaskDNA
     from rl_oodkit.mle.pipeline import Pipeline, run_pipeline
     from rl_oodkit.mle.practitioner import population
@@ -86,7 +88,13 @@ def _task_digests(modality: str, seed: int) -> dict[str, str]:
     built = tables(TaskDNA(modality, seed=seed))
     files = {name: hashlib.sha256(data).hexdigest() for name, data in public_files(built).items()}
     found = {f"task {modality} {name}": digest for name, digest in files.items()}
-    found[f"task {modality} answers"] = content_hash(built.answers["target"].to_numpy())
+    for column in built.answers:
+        found[f"task {modality} answers {column}"] = content_hash(built.answers[column].tolist())
+    board = board_of(built, 8)
+    found[f"task {modality} board"] = content_hash(board.drop(columns="seconds").astype(str).values.tolist())
+    draft = measured(built, board, preset="mlebench", rows=2000)
+    ladder = {name: str(value) for part in (draft.thresholds, draft.oracle) for name, value in to_dict(part).items()}
+    found[f"task {modality} ladder"] = content_hash(ladder)
     for number, pipeline in enumerate([*population(built.meta, 2), Pipeline(model="tree")]):
         outcome = run_pipeline(pipeline, built.public)
         found[f"task {modality} solved {number}"] = content_hash([outcome.status, outcome.predictions])

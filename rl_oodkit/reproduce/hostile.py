@@ -12,6 +12,7 @@ import json
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -193,6 +194,106 @@ def _slips() -> dict[str, Artefact]:
     names = ["../../evil.npy", "/tmp/evil.npy", "a/../../evil.npy", "..\\evil.npy", "x.npy/"]
     return {f"member named {name}": Artefact(_zip({name: array})) for name in names}
 
+# %% ../../nbs/reproduce/04_hostile.ipynb #handed-in
+def _handed_in(canary: Path) -> dict[str, Artefact]:
+    """Write submissions and dialogues that are no such thing."""
+    head, rows = "id,probability\n", "".join(f"{i},0.5\n" for i in range(600))
+    call = {"role": "tool", "content": {"__reduce__": ["os.system", f"touch {canary}"]}}
+    texts = {
+        "submission with formulas": f"{head}0,=cmd|'/C touch {canary}'!A0\n",
+        "submission with an endless field": head + '0,"' + "9" * 900_000,
+        "submission with a long number": f"{head}0,0.{'5' * 900_000}\n",
+        "submission with hexadecimal numbers": f"{head}0,0x1p-1\n",
+        "submission with infinite numbers": f"{head}0,1e999\n",
+        "submission with two headers": head + rows + head + rows,
+        "submission with a column twice": "id,probability,probability\n0,0.5,0.5\n",
+        "submission with an empty byte": head + rows[:-1] + "\0\n",
+        "dialogue that spells a call": json.dumps({"task": "t1", "messages": [call]}) + "\n",
+        "dialogue of brackets": '{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}\n",
+        "dialogue with half a character": '{"task": "\\ud800", "messages": []}\n',
+    }
+    made = {name: Artefact(text.encode()) for name, text in texts.items()}
+    for name in ("dialogue that spells a call", "dialogue with half a character"):
+        made[name] = Artefact(made[name].data, frozenset({"json"}))
+    return made | {"submission in another encoding": Artefact((head + rows).encode("utf-16"))}
+
+# %% ../../nbs/reproduce/04_hostile.ipynb #records
+def _records(canary: Path) -> dict[str, Artefact]:
+    """Write records of the right form and of the wrong content."""
+    from rl_oodkit.core.spec import to_dict
+    from rl_oodkit.mle.release import ReleaseSpec
+    from rl_oodkit.mle.victim import victim_task
+
+    facts, out = to_dict(victim_task(n=50).meta), "../../../../etc/passwd"
+    entry = {"split": "test", "files": {out: "0" * 64}, "private": "0" * 64}
+    suite, spec = {"format": "rl-oodkit-suite-1"}, {"context": 2, "feedback": 1, "turns": 2}
+    card = {"format": "rl_oodkit/grammar-policy/1"}
+    call = f"__import__('os').system('touch {canary}')"
+    records = {
+        "task whose files lie outside": facts | {"files": ["train.csv", "test.csv", out]},
+        "task with another's name": facts | {"name": out},
+        "task of a billion rows": facts | {"n_test": 10**9},
+        "task whose classes are no words": facts | {"classes": [{"__class__": call}, 1]},
+        "suite of tasks outside": suite | {"tasks": {out: entry}},
+        "suite of files outside": suite | {"tasks": {facts["name"]: entry}},
+        "suite whose tasks are a call": suite | {"tasks": call},
+        "release with a call": to_dict(ReleaseSpec()) | {"executor": call},
+        "release of negative sizes": to_dict(ReleaseSpec()) | {"sizes": {"train": -1, "test": call}},
+        "card of a giant network": card | {"spec": spec | {"sizes": [10**9] * 9}},
+        "card of another network": card | {"spec": spec | {"sizes": [2, 4]}},
+        "card with a call": card | {"spec": {"__class__": call, "sizes": [2, 3]}},
+    }
+    return {name: Artefact(json.dumps(x).encode(), frozenset({"json"})) for name, x in records.items()}
+
+# %% ../../nbs/reproduce/04_hostile.ipynb #archives
+def _archives(canary: Path) -> dict[str, Artefact]:
+    """Write arrays and tables that are sound as such, and not what they should hold."""
+    import pandas as pd
+
+    from rl_oodkit.mle.files import private_arrays
+    from rl_oodkit.mle.victim import victim_task
+
+    def npz(**arrays: np.ndarray) -> Artefact:
+        """Write an archive of plain arrays."""
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        return Artefact(buffer.getvalue(), frozenset({"arrays"}))
+
+    def parquet(**columns: list[Any]) -> Artefact:
+        """Write a table."""
+        buffer = io.BytesIO()
+        pd.DataFrame(columns).to_parquet(buffer)
+        return Artefact(buffer.getvalue(), frozenset({"frame"}))
+
+    good = private_arrays(victim_task(n=50))
+    call = json.dumps({"dna": {"__reduce__": ["os.system", f"touch {canary}"]}})
+    return {
+        "answers whose facts are a call": npz(**good | {"facts": np.array(call)}),
+        "answers beyond the classes": npz(**good | {"y": good["y"] + 7}),
+        "answers for fewer rows": npz(**{k: v[:9] if v.ndim else v for k, v in good.items()}),
+        "board of words": npz(**good | {"board_private": np.array(["1.0"] * len(good["board_private"]))}),
+        "candidates that are lists": parquet(task=[["t1"]], chosen=[[True]], split=[["test"]]),
+        "candidates without a record": parquet(task=["t1"], chosen=[True], split=["test"]),
+        "boards of words": parquet(task=["t1"], public=["nan"], private=["1"], seconds=["0"]),
+        "boards of nothing": parquet(task=[], public=[], private=[], seconds=[]),
+    }
+
+# %% ../../nbs/reproduce/04_hostile.ipynb #learned
+def _learned() -> dict[str, Artefact]:
+    """Write weights that no policy has."""
+    from safetensors.numpy import save
+
+    def weights(value: float, **shapes: tuple[int, ...]) -> Artefact:
+        """Write a file of weights."""
+        arrays = {name: np.full(shape, value, np.float32) for name, shape in shapes.items()}
+        return Artefact(save(arrays), frozenset({"tensors"}))
+
+    return {
+        "weights that are not numbers": weights(np.nan, **{"head.bias": (6,), "shift": (2,), "scale": (2,)}),
+        "weights of another network": weights(0.0, w0=(8, 64), b0=(64,)),
+        "weights of no extent": weights(0.0, **{"head.bias": (0,), "shift": (0, 0)}),
+    }
+
 # %% ../../nbs/reproduce/04_hostile.ipynb #artefacts
 def artefacts(canary: Path) -> dict[str, Artefact]:
     """Build the whole collection.
@@ -208,8 +309,9 @@ def artefacts(canary: Path) -> dict[str, Artefact]:
 
     Examples
     --------
-    >>> len(artefacts(Path("canary"))) >= 40
+    >>> len(artefacts(Path("canary"))) >= 75
     True
     """
     groups = (_disguised(canary), _oversized(), _tables(canary), _weights(), _texts(canary), _slips())
+    groups += (_handed_in(canary), _records(canary), _archives(canary), _learned())
     return {name: artefact for group in groups for name, artefact in group.items()}

@@ -7,6 +7,7 @@ __all__ = ['FACTS', 'Bank', 'in_family', 'bank_of', 'suite_digest', 'SharedWorks
 
 # %% ../../nbs/reproduce/30_mle_banks.ipynb #mle-banks-imports
 import re
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
@@ -261,6 +262,7 @@ class SharedWorkshop(Workshop):
         self._known |= _remembered(folder)
         self._written = len(self._known)
         self._asked: dict[tuple[str, Pipeline], float] = {}  # processor time by what was asked
+        self.inside = 0.0  # processor time that this process spent in here
 
     @property
     def charge(self) -> float:
@@ -274,11 +276,13 @@ class SharedWorkshop(Workshop):
 
     def marks(self, requests: Sequence[tuple[Arena, Pipeline]]) -> list[Mark]:
         """Return the marks of pipelines on arenas, in order."""
+        began = time.process_time()
         found = super().marks(requests)
         for (arena, pipeline), mark in zip(requests, found, strict=True):
             self._asked.setdefault((arena.name, canonical(pipeline, arena.meta)), mark.seconds)
         if len(self._known) - self._written >= _ENOUGH:
             self.write()
+        self.inside += time.process_time() - began
         return found
 
     def write(self) -> None:

@@ -261,7 +261,8 @@ def adaptation_interval(test: pd.DataFrame, train: pd.DataFrame, resamples: int 
     Returns
     -------
     DataFrame
-        measure (gap, optimistic, static), mean, low, high, tasks; over the test tasks whose kind occurs in training.
+        measure (gap, optimistic, static), mean, low, high, tasks, unseen, dropped; over the test tasks that count in
+        `adaptation_gap`, and the numbers of those that do not.
 
     Raises
     ------
@@ -288,20 +289,24 @@ def adaptation_interval(test: pd.DataFrame, train: pd.DataFrame, resamples: int 
     means = (np.nan_to_num(gaps) * mine).sum(axis=1) / (known * mine).sum(axis=1).clip(min=1)
     low, high = percentile_interval(means[:, 1:].T, clusters=max(2, gaps.shape[1]))
     told = {"measure": ["gap", "optimistic", "static"], "mean": means[:, 0], "low": low, "high": high}
-    return pd.DataFrame(told | {"tasks": gaps.shape[1]})
+    lost = int(np.isnan(gaps[0, :, 0]).sum())
+    unseen = test["task"].nunique() - gaps.shape[1]
+    return pd.DataFrame(told | {"tasks": gaps.shape[1] - lost, "unseen": unseen, "dropped": lost})
 
 
 def _cell_gaps(test: pd.DataFrame, train: pd.DataFrame, weights: pd.DataFrame) -> np.ndarray:
-    """Return gap, optimistic gap and static value, (3, tasks, 1 + B), of one kind; NaN without training tasks."""
+    """Return gap, optimistic gap and static value, (3, tasks, 1 + B), of one kind; NaN where a task does not count."""
     values = train.pivot_table(index="task", columns="pipeline", values="normalised", dropna=False).fillna(FLOOR)
     w = weights.loc[values.index].to_numpy()
     chosen = values.columns[(w.T @ values.to_numpy()).argmax(axis=1)]  # of equal ones the first by name
     board = test.pivot_table(index="task", columns="pipeline", values="normalised", dropna=False).fillna(FLOOR)
+    board = board.where(pd.crosstab(test["task"], test["pipeline"]) > 0)  # tried and failed is not never tried
     static = np.where(w.sum(axis=0) > 0, board.reindex(columns=chosen).to_numpy(), np.nan)
     ordered = test.dropna(subset=["public"]).sort_values(["public", "pipeline"], ascending=[False, True], kind="stable")
-    public = ordered.drop_duplicates("task").set_index("task")["normalised"].reindex(board.index).fillna(FLOOR)
+    public = ordered.drop_duplicates("task").set_index("task")["normalised"].fillna(FLOOR).reindex(board.index)
     best = np.stack([public.to_numpy(), board.max(axis=1).to_numpy()])[:, :, None]
-    return np.concatenate([best - static, static[None]])
+    found = np.concatenate([best - static, static[None]])
+    return np.where(public.isna().to_numpy()[None, :, None], np.nan, found)
 
 # %% ../../nbs/reproduce/33b_mle_diagnosis.ipynb #crowding
 def crowding(boards: pd.DataFrame, hair: float = 0.01) -> pd.DataFrame:

@@ -123,7 +123,7 @@ class Sizes:
             check_integer(getattr(self, name), name, minimum=least)
 
 # %% ../../nbs/reproduce/30_mle_runs.ipynb #mle-unit
-_TASK, _VERSION = "training.mle", 1
+_TASK, _VERSION = "training.mle", 2
 
 
 def mle_unit(suite: str, kind: str, seed: int, sizes: Sizes = Sizes(), without: str = "") -> RunSpec:
@@ -266,10 +266,10 @@ _LEARNERS = MappingProxyType({"grpo": _grpo, "bc": _bc, "rft": _rft})
 def _priced(place: _Place, learn: Callable[[], tuple[GrammarPolicy, _Rows]]) -> tuple[GrammarPolicy, _Rows]:
     """Learn, and add a row that says what it cost."""
     resumed = place.folder.exists() and any(place.folder.iterdir())
-    shop, began, ran = place.workshop, time.process_time(), place.workshop.seconds
+    shop, began, before = place.workshop, time.process_time(), place.workshop.inside
     policy, rows = learn()
-    learning = time.process_time() - began - (shop.seconds - ran)
-    price = {"executions": shop.distinct, "execution_seconds": shop.charge, "learning_seconds": max(0.0, learning)}
+    learning = time.process_time() - began - (shop.inside - before)
+    price = {"executions": shop.distinct, "execution_seconds": shop.charge, "learning_seconds": learning}
     return policy, [*rows, {"row": "price", "asked": shop.asked, "resumed": resumed} | price]
 
 

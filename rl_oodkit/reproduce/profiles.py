@@ -76,7 +76,7 @@ def load_profiles(path: Path | str | None = None) -> Profiles:
     path = Path(path) if path is not None else clone_root() / "nbs" / "experiments" / "profiles.toml"
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as fault:
         raise ParameterError(f"no readable profiles: {fault}", where=str(path), instead="Restore the file.") from None
     lists = {key: _lists(raw.pop(key, {}), f"{path.name}, [{key}]") for key in ("group", "after", "reads")}
     for profile, sets in raw.items():

@@ -328,7 +328,7 @@ def same_bytes(scale: str) -> Evidence:
     Parameters
     ----------
     scale : {"short", "full"}
-        Two disturbances, three detectors and two generated tasks, or all, tasks of every modality included.
+        Two disturbances, four detectors and two generated tasks, or all, tasks of every modality included.
 
     Returns
     -------
@@ -340,7 +340,7 @@ def same_bytes(scale: str) -> Evidence:
 
     full = scale == "full"
     laws = names("injector") if full else ["delay", "gravity"]
-    detectors = default_board() if full else ["mahalanobis/transition+cusum", "knn/obs", "random"]
+    detectors = default_board() if full else ["mahalanobis/transition+cusum", "mahalanobis/window", "knn/obs", "random"]
     tasks = MODALITIES if full else ("tabular", "text")
     return _found(19, "same seed, same bytes", compare_surroundings(20 if full else 4, laws, detectors, tasks))
 

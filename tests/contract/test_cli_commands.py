@@ -109,7 +109,7 @@ def test_debug_shows_the_traceback(shell):
             130,
             "3 of 9 units are finished. Run it",
         ),
-        (KeyboardInterrupt(), 130, "same command again to resume"),
+        (KeyboardInterrupt(), 130, "interrupted before it was done. Give the same command again"),
         (ValueError("deep inside"), 1, "should have been caught earlier"),
     ],
 )

@@ -5,6 +5,7 @@ import math
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.error import ResetNeeded
 from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -161,11 +162,12 @@ def test_bad_configurations_are_named(wrong):
 def test_misuse_is_named():
     """A step without an episode, one after its end, and a task that is not there."""
     env = CodeEnv([toy_task()], ToyExecutor())
-    with pytest.raises(ParameterError, match="reset"):
+    with pytest.raises(ResetNeeded, match="Call reset"):
         env.step("submit")
     play(env, "submit")
-    with pytest.raises(ParameterError, match="over"):
-        env.step("submit")
+    for action in ("submit", "", "no word of the language"):
+        with pytest.raises(ResetNeeded, match="over"):
+            env.step(action)
     with pytest.raises(ParameterError, match="no task"):
         env.reset(options={"task": "t2"})
 

@@ -173,14 +173,74 @@ def test_verdicts_that_are_gone_are_missed(suite, tmp_path):
         ("gen", "--out", "x", "--references", "0"),
         ("gen", "--out", "x", "--seed", "-1"),
         ("eval", "--suite", "toy", "--policies", ","),
+        ("run", "--suite", "toy", "--split", "zz"),
+        ("run", "--split", "tset"),
+        ("run", "--suite", "toy", "--rollouts", "0"),
+        ("run", "--suite", "toy", "--n", "-1"),
+        ("run", "--suite", "toy", "--seed", "-1"),
+        ("run", "--suite", "toy", "--workers", "-1"),
+        ("eval", "--suite", "toy", "--policies", "uniform,nobody"),
+        ("eval", "--suite", "toy", "--policies", "uniform", "--split", "zz"),
+        ("eval", "--suite", "toy", "--policies", "uniform", "--scaffold", "seq2,ladder"),
+        ("train", "grpo", "--out", "x", "--reward", "zz"),
+        ("train", "bc", "--out", "x", "--reward", "zz"),
+        ("train", "grpo", "--out", "x", "--credit", "zz"),
+        ("train", "bc", "--out", "x", "--credit", "zz"),
+        ("train", "grpo", "--out", "x", "--start", "nowhere"),
+        ("train", "grpo", "--out", "x", "--iterations", "0"),
+        ("train", "bc", "--out", "x", "--tries", "0"),
         ("eval", "--suite", "toy", "--policies", "uniform,uniform"),
         ("bench-speed", "--full", "abc"),
         ("bench-speed", "--executor", ""),
     ],
 )
 def test_numbers_and_lists_are_checked_before_any_work(words, tmp_path, monkeypatch):
-    """And nothing is written."""
+    """And nothing is written, and no task is made or read."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rl_oodkit.cli_agents._arenas", lambda *_: pytest.fail("work was done"))
     result = call(*words)
     refused(result)
     assert "caught earlier" not in result.output and not list(tmp_path.iterdir())
+
+
+def test_splits_are_listed_and_files_in_the_way_are_named(tmp_path, monkeypatch):
+    """Before any work."""
+    monkeypatch.setattr("rl_oodkit.cli_agents._arenas", lambda *_: pytest.fail("work was done"))
+    refused(call("run", "--suite", "toy", "--split", "zz"), "train, val, test")
+    (tmp_path / "taken").write_text("mine")
+    for method in ("bc", "rft", "grpo"):
+        refused(call("train", method, "--suite", "toy", "--out", tmp_path / "taken"), "taken")
+    assert (tmp_path / "taken").read_text() == "mine"
+
+
+@pytest.mark.parametrize("resamples", ["-1", "20001", "100000000000"])
+def test_resamples_are_limited(suite, resamples):
+    """By name, not as the fault of the submission."""
+    task = task_of(suite)
+    sample = task / "public" / "sample_submission.csv"
+    refused(call("grade", task, sample, "--resamples", resamples), "resamples is")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", "5", "{}", '{"task": "t1"}', '{"task": "t1", "number": "x", "name": "a", "passed": 1}', "\x00\xff"],
+)
+def test_a_log_of_verdicts_of_another_form_is_named(suite, tmp_path, line):
+    """With the number of its line."""
+    import shutil
+
+    copy = tmp_path / "suite"
+    shutil.copytree(suite, copy)
+    with open(copy / "logs" / "gates.jsonl", "ab") as file:
+        file.write(line.encode("latin-1") + b"\n")
+    result = call("gates", copy)
+    refused(result, "gates.jsonl:")
+    assert "caught earlier" not in result.output
+
+
+def test_a_policy_of_another_grammar_says_so(tmp_path):
+    """What it writes, and what pipelines are."""
+    from rl_oodkit.training.sequences import GrammarPolicy, SequenceSpec, save_grammar
+
+    save_grammar(tmp_path / "odd", "policy", GrammarPolicy(SequenceSpec((3, 2), context=4)))
+    refused(call("run", "--suite", "toy", "--n", 1, "--policy", tmp_path / "odd"), "Pipelines are lists of")

@@ -210,6 +210,21 @@ def test_the_gap_is_zero_where_one_pipeline_is_best_everywhere():
         adaptation_gap(own.assign(cell="d"), own)
 
 
+def test_the_gap_counts_what_it_leaves_out():
+    """Tasks of unseen kinds, without the static pipeline, or without a public score; a failed one counts."""
+    train = pd.DataFrame([(t, "c", p, v, v) for t in range(4) for p, v in (("a", 0.9), ("b", 0.2))])
+    train.columns = ["task", "cell", "pipeline", "public", "normalised"]
+    full, none = adaptation_gap(train, train), train.assign(public=np.nan)
+    assert (full.tasks, full.unseen, full.dropped) == (4, 0, 0)
+    test = pd.concat([train[train["task"] < 2], train[train["task"] == 2].query("pipeline == 'b'"), none[-2:]])
+    found = adaptation_gap(pd.concat([test, train[:2].assign(task=9, cell="d")]), train)
+    assert (found.tasks, found.unseen, found.dropped) == (2, 1, 2) and found.gap == full.gap
+    failed = adaptation_gap(train.assign(normalised=train["normalised"].where(train["pipeline"] == "b")), train)
+    assert failed.dropped == 0 and failed.static == -0.5
+    with pytest.raises(EmptySplitError, match="static pipeline"):
+        adaptation_gap(train.query("pipeline == 'b'"), train)
+
+
 def test_bad_input_is_refused(arenas, shop):
     """Each with the class that says what is wrong."""
     for call, error in (

@@ -101,6 +101,16 @@ def test_three_processes_write_the_same_bytes(modality):
     assert len(digests) == 1
 
 
+def test_three_processes_make_the_same_answers_boards_and_ladders():
+    """Of the hidden part as well as of the files; hash seed and threads varied."""
+    from rl_oodkit.reproduce.fingerprints import SURROUNDINGS, fingerprint_elsewhere
+
+    first, second, third = (fingerprint_elsewhere([2, [], [], ["tabular"]], s) for s in SURROUNDINGS)
+    assert first == second == third
+    for part in ("train.csv", "answers target", "answers part", "board", "ladder", "solved 0"):
+        assert f"task tabular {part}" in first
+
+
 def test_the_chain_is_bounded():
     """A role that always refuses is asked as often as the context says, and sees why."""
     first, critic = Says("strategist"), Says("critic", "repair")

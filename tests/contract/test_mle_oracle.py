@@ -14,7 +14,15 @@ from rl_oodkit.mle.dna import Clock, RuleDNA, TaskDNA
 from rl_oodkit.mle.measures import Graded
 from rl_oodkit.mle.metrics import score, task_metric
 from rl_oodkit.mle.mutations import offspring
-from rl_oodkit.mle.oracle import OracleReport, _kappa_rules, best_prediction, oracle_report, redrawn
+from rl_oodkit.mle.oracle import (
+    OracleReport,
+    _kappa_rules,
+    best_prediction,
+    finite_best,
+    finite_lead,
+    oracle_report,
+    redrawn,
+)
 from rl_oodkit.mle.seeds import SEEDS, seed_dna
 from rl_oodkit.mle.targets import Conditional
 from rl_oodkit.mle.worlds import World
@@ -225,3 +233,38 @@ def test_lognormal_summaries_against_quadrature():
         inner = quad(lambda u, m=mean, s=sd: np.logaddexp(0, u) * norm.pdf(u, m, s), mean - 10 * sd, mean + 10 * sd)[0]
         assert best_prediction(law, "rmsle")[0] == pytest.approx(np.expm1(inner), rel=1e-8)
         assert best_prediction(law, "mae")[0] == pytest.approx(np.exp(mean))
+
+
+def heavy_law(n, sd=1.0):
+    """Return a lognormal law of n rows."""
+    return Conditional("lognormal", mean=stream(0, "heavy").standard_normal(n), sd=np.full(n, sd))
+
+
+@pytest.mark.parametrize("metric", ["rmse", "r2"])
+def test_the_mean_is_not_best_for_a_root_or_a_ratio(metric):
+    """By a lead that is certain at 50 rows, under half a deviation of the paired difference, and vanishes."""
+    few, many = finite_lead(heavy_law(50), metric, 1500), finite_lead(heavy_law(500), metric, 1500)
+    assert 3 * few[1] / np.sqrt(1500) < few[0] < 0.5 * few[1]
+    assert many[0] < few[0] / 5 and many[0] < 0.25 * many[1]
+
+
+def test_the_mean_is_best_for_the_squared_error():
+    """The prediction for the root has a larger squared error on unseen draws, whatever its root."""
+    law = heavy_law(50)
+    fit, seen = redrawn(law, 3000, 1), redrawn(law, 3000, 2)
+    other = finite_best(fit, "rmse")
+    excess = np.square(seen - other).mean(axis=1) - np.square(seen - law.expectation()).mean(axis=1)
+    assert excess.mean() > 0 and other.mean() < law.expectation().mean()
+
+
+def test_best_for_a_finite_sample_in_closed_form():
+    """The spatial median of a triangle is its Fermat point; a symmetric law has its centre; R2 weighs by spread."""
+    corners = np.array([[0.0, 0.0], [1.0, 0.0], [0.5, np.sqrt(3) / 2]])
+    assert finite_best(corners, "rmse") == pytest.approx(corners.mean(axis=0), abs=1e-6)
+    y = stream(3, "symmetric").standard_normal((40, 3))
+    assert finite_best(np.vstack([5 + y, 5 - y]), "rmse") == pytest.approx(np.full(3, 5.0), abs=1e-6)
+    assert finite_best(np.expm1(corners), "rmsle") == pytest.approx(np.expm1(corners.mean(axis=0)), abs=1e-6)
+    two = np.array([[0.0, 2.0], [0.0, 4.0]])  # spreads 2 and 8
+    assert finite_best(two, "r2") == pytest.approx(two.T @ [0.8, 0.2])
+    with pytest.raises(ParameterError):
+        finite_best(two, "mae")

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rl_oodkit.core.errors import ParameterError, ShapeError
+from rl_oodkit.core.errors import NonFiniteError, ParameterError, ShapeError
 from rl_oodkit.core.seeds import stream
 from rl_oodkit.mle.arenas import Arena, check_arenas, default_arenas, toy_arenas
 from rl_oodkit.mle.episode import FEEDBACK, Episode, Mark, Workshop, indices_of, make_workshop, pipeline_of, vocabulary
@@ -91,8 +91,9 @@ def test_submitting_ends_an_episode(arenas, shop):
     assert observation["turns_left"] == 1 and not observation["tokens"].any()
     _, paid, terminated, truncated, info = env.step(width())
     assert (terminated, truncated) == (True, False) and info["tier"] >= 3 and paid > 0.6
-    with pytest.raises(gym.error.ResetNeeded):
-        env.step(0)
+    for action in (0, width(), width() + 1, -1, "submit", None):
+        with pytest.raises(gym.error.ResetNeeded, match="Call reset"):
+            env.step(action)
 
 
 def test_an_illegal_token_costs_good_form_only(arenas, shop):
@@ -174,6 +175,17 @@ def test_bad_calls_are_refused(arenas, shop):
             env.step(action)
     with pytest.raises(gym.error.ResetNeeded):
         envs.step([0, 0])
+    envs.reset(seed=0)
+    for actions in ([0, width() + 1], [0, -1], [0, 0.5], [0, np.nan], ["a", "b"]):
+        with pytest.raises((ParameterError, ShapeError, NonFiniteError)):
+            envs.step(actions)
+    for options_ in ({"task": "nowhere"}, {"colour": 1}):
+        with pytest.raises(ParameterError):
+            envs.reset(options=options_)
+    for wrong in (5, "shop", object()):
+        for make in (PipelineEnv, PipelineVectorEnv):
+            with pytest.raises(ParameterError, match="workshop"):
+                make(arenas, workshop=wrong)
     envs.reset(seed=0)
     with pytest.raises(ShapeError):
         envs.step([0])

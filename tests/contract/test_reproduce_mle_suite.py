@@ -172,6 +172,14 @@ def test_the_adaptation_interval_is_around_the_adaptation_gap(seed):
     assert (found.low <= found.high).all() and found.tasks.eq(known.tasks).all()
     with pytest.raises(EmptySplitError):
         adaptation_interval(test.assign(cell="z"), train)
+    holes = test.sample(frac=0.8, random_state=seed)  # boards of another population
+    holes.loc[holes["task"] == holes["task"].iloc[0], "public"] = np.nan
+    found, known = adaptation_interval(holes, train, 50), adaptation_gap(holes, train)
+    assert np.allclose(found["mean"], [known.gap, known.optimistic, known.static]) and known.dropped > 0
+    for name in ("tasks", "unseen", "dropped"):
+        assert found[name].eq(getattr(known, name)).all()
+    shipped = adaptation_interval(pd.concat([test, test.assign(cell="z", task="z")]), train, 50)
+    assert shipped["unseen"].eq(1).all() and shipped["dropped"].eq(0).all()
 
 
 def test_lifts_of_a_slot_cancel_and_remedies_are_found():

@@ -170,7 +170,7 @@ def test_bad_inputs_are_many_and_of_every_kind():
 
 def test_the_same_seed_gives_the_same_digests_elsewhere():
     """A process with another hash seed and two threads computes the same bytes; another seed gives others."""
-    arguments = [3, ["noise", "sticky"], ["mahalanobis/transition+cusum"]]
+    arguments = [4, ["noise", "gravity"], ["mahalanobis/transition+cusum", "mahalanobis/window"]]
     here = fingerprint(*arguments)
     assert here == fingerprint_elsewhere(arguments, SURROUNDINGS[2])
     other = fingerprint(*arguments, seed=1)

@@ -12,10 +12,12 @@ import pandas as pd
 import pytest
 
 from rl_oodkit.core import folders, formats, locks
-from rl_oodkit.core.errors import DamagedFileError, StoreError, UnitFailedError
+from rl_oodkit.core.errors import DamagedFileError, ForeignFileError, RlOodkitError, StoreError, UnitFailedError
 from rl_oodkit.core.executors import ProcessExecutor, SerialExecutor
+from rl_oodkit.core.files import write_verified
 from rl_oodkit.core.runs import Group, RunSpec, RunStore, run_units
 from rl_oodkit.reproduce import faults, hostile, kills
+from rl_oodkit.reproduce.readers import readers
 
 
 def holds(report: dict, at_least: int) -> None:
@@ -41,7 +43,41 @@ def test_damage_is_always_noticed():
 
 def test_hostile_files_run_nothing():
     """Refused or inert, within a second, by every loader."""
-    holds(faults.hostile_files(), 500)
+    holds(faults.hostile_files(), 2000)
+
+
+def test_the_hostile_collection_is_as_large_as_promised(tmp_path):
+    """At least sixty files without the doors, no two alike, at least fifteen of records that have the right form."""
+    collection = hostile.artefacts(tmp_path / "canary")
+    assert len(collection) >= 75 and len({artefact.data for artefact in collection.values()}) == len(collection)
+    assert len(hostile._records(tmp_path) | hostile._archives(tmp_path) | hostile._learned()) >= 20
+
+
+def test_readers_refuse_for_the_file_that_was_exchanged(tmp_path):
+    """Each reads its honest stage, and refuses when one byte of its own file is changed under a fitting seal."""
+    doors, stage = readers(tmp_path), tmp_path
+    (archive,) = (stage / "suite" / "private").glob("*.npz")
+    (facts,) = (stage / "suite" / "tasks").glob("*/task.json")
+    own = {"suite": stage / "suite" / "manifest.json", "private": archive, "task": facts}
+    own |= {"release": stage / "release" / "release.json", "boards": stage / "release" / "boards.parquet"}
+    own |= {"card": stage / "p" / "policy.json", "policy": stage / "p" / "policy.safetensors"}
+    for kind, path in own.items():
+        doors[kind](path)
+        sealed = tmp_path / f"{kind}.changed"
+        write_verified(sealed, path.read_bytes()[:-9])
+        with pytest.raises(RlOodkitError):
+            doors[kind](sealed)
+
+
+def test_a_task_whose_tables_have_other_numbers_of_rows_is_refused(tmp_path):
+    """The facts say how many rows there are, and are held to it."""
+    doors = readers(tmp_path)
+    (facts,) = (tmp_path / "suite" / "tasks").glob("*/task.json")
+    for name in ("n_train", "n_test"):
+        said = json.loads(facts.read_text())
+        (tmp_path / "lie").write_text(json.dumps(said | {name: said[name] + 1}))
+        with pytest.raises(ForeignFileError, match="rows"):
+            doors["task"](tmp_path / "lie")
 
 
 def test_the_harness_sees_an_execution(tmp_path):

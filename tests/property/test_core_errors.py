@@ -44,6 +44,9 @@ BUILTIN = {
     "NotebookError": RuntimeError,
     "RunInterrupted": KeyboardInterrupt,
     "CloneNeededError": RuntimeError,
+    "SubmissionError": ValueError,
+    "SandboxUnavailableError": RuntimeError,
+    "ServiceError": OSError,
 }
 
 

@@ -1,5 +1,7 @@
 """Medal positions by hand, tiers as MLE-bench decides them, peer ranks between 0 and 1, rewards by hand."""
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,8 +10,10 @@ from hypothesis.extra.numpy import arrays
 
 from rl_oodkit.core.errors import ParameterError, RlOodkitError, UnknownIdError
 from rl_oodkit.core.seeds import stream
+from rl_oodkit.core.store import load_frame
 from rl_oodkit.mle.grade import GradeReport, failed
 from rl_oodkit.mle.medals import TIERS, Thresholds, medal_interval, peer_rank, positions, thresholds, tier, tiers
+from rl_oodkit.mle.release import Release
 from rl_oodkit.mle.rewards import reward, reward_ids, reward_parts
 
 BY_HAND = {
@@ -203,6 +207,26 @@ def test_rewards_stay_in_the_unit_interval_and_parts_add_up(level, rank, normali
     for preset in reward_ids():
         total = reward(preset, report, share)
         assert 0 <= total <= 1 and total == pytest.approx(sum(reward_parts(preset, report, share).values()))
+
+
+def test_the_median_is_passed_strictly_and_medals_are_won_on_a_tie():
+    """In both directions of a metric, for the presets that pay milestones."""
+    for sign in (1, -1):
+        steps = Thresholds(*(sign * x for x in (0.5, 0.6, 0.66, 0.7, 0.74, 0.9, 0.8)), sign < 0)
+        paid = [reward("paper", GradeReport("valid", tier=tier(sign * s, steps))) for s in (0.6, 0.60001, 0.66, 0.74)]
+        assert paid == [0.4, 0.5, 0.7, 1.0]
+        assert reward("release", GradeReport("valid", tier=tier(sign * 0.6, steps))) == 0.3
+
+
+def test_ties_with_a_median_are_common_only_where_labels_are_judged():
+    """On the boards of the shipped suite: several percent of the references, or a few in a thousand."""
+    suite, ties = Release("micro-1"), {True: [], False: []}
+    boards = load_frame(suite.folder / "boards.parquet").dropna(subset="private").groupby("task")["private"]
+    for row in suite.candidates[suite.candidates["chosen"]].to_dict("records"):
+        median, metric = json.loads(row["thresholds"])["median"], json.loads(row["dna"])["metric"]
+        tied = boards.get_group(row["task"]).round(5) == round(median, 5)
+        ties[metric in ("accuracy", "macro_f1", "qwk")].append(tied.mean())
+    assert np.mean(ties[True]) > 0.03 > 0.01 > np.mean(ties[False])
 
 
 def test_bad_rewards_are_refused():
