@@ -57,6 +57,8 @@ def chosen_pipelines(
 
     Examples
     --------
+    >>> from rl_oodkit.mle.controls import PractitionerAgent
+    >>> from rl_oodkit.reproduce.mle_banks import bank_of
     >>> found = chosen_pipelines([PractitionerAgent()], bank_of("toy", "test", 1).arenas[0], 2)
     >>> [source for source, _ in found]
     ['policy', 'policy', 'crowd', 'crowd']

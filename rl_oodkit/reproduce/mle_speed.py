@@ -259,6 +259,7 @@ def kept(store: RunStore, task: str, params: Mapping[str, Any], measure: Callabl
 
     Examples
     --------
+    >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as root:
     ...     len(kept(RunStore(Path(root)), "nothing", {}, lambda: pd.DataFrame({"x": [1]})))
     1
