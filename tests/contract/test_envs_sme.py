@@ -406,7 +406,7 @@ def test_an_instance_is_a_copy_that_nobody_changes():
         {"drift": np.zeros(2)},
         {"start": np.full(3, 5.0)},
     ],
-    ids=str,
+    ids=["no target", "a function", "nan", "huge", "short drift", "start outside"],
 )
 def test_instances_that_would_falsify_the_optimum_are_refused(change):
     """By name, before a world is made of them."""
