@@ -15,9 +15,30 @@ from typing import Annotated, Any
 import typer
 
 from .cli_tasks import _words
-from .core.errors import ParameterError, RunInterrupted, UnknownIdError, check_integer
+from rl_oodkit.core.errors import (
+    EmptySplitError,
+    ParameterError,
+    RunInterrupted,
+    ServiceError,
+    UnknownIdError,
+    check_integer,
+)
 
 # %% ../nbs/cli_agents.ipynb #arenas
+def _names(suite: str | Path, split: str) -> list[str]:
+    """List the tasks of a folder's split, or say which splits hold any."""
+    from rl_oodkit.mle.layout import SPLITS
+    from rl_oodkit.mle.suite import Suite
+
+    whole = Suite(suite)
+    if not (names := whole.ids(split)):
+        held = ", ".join(f"{s} ({k})" for s in SPLITS if (k := len(whole.ids(s)))) or "none"
+        raise EmptySplitError(
+            f"split {split} has no task", where=str(suite), instead=f"With tasks: {held}; see --split."
+        )
+    return names
+
+
 @cache
 def _arenas(suite: str, split: str, most: int = 0) -> tuple[Any, ...]:
     """Return the tasks of a released suite, of a folder, or the toys, as arenas."""
@@ -29,6 +50,7 @@ def _arenas(suite: str, split: str, most: int = 0) -> tuple[Any, ...]:
     if suite == "toy":
         found = toy_arenas(most or 4, seed=SPLITS.index(split))
     elif (Path(suite) / "manifest.json").exists():
+        _names(suite, split)
         found = suite_arenas(suite, split)
     else:
         found = Release(suite).arenas(split, most or None)
@@ -316,16 +338,18 @@ def _chat(
     from rl_oodkit.mle.chat_client import ChatClient
     from rl_oodkit.mle.code_env import CodeEnv
     from rl_oodkit.mle.react import ChatPolicy, ReActRunner, run_group
-    from rl_oodkit.mle.suite import Suite
 
-    policy = ChatPolicy(base_url, model, api_key_env)
+    policy, names, done = ChatPolicy(base_url, model, api_key_env), _names(suite, split), []
     env = CodeEnv(suite=suite, split=split, allow_unsafe=allow_unsafe)
     try:
-        for name in Suite(suite).ids(split)[:n]:
+        for name in names[:n]:
             for dialogue in run_group(ReActRunner(env, policy), name, rollouts, path=out):
-                typer.echo(f"{name}  reward {dialogue.reward:.2f}")
+                done.append(dialogue)
+                typer.echo(f"{name}  reward {dialogue.reward:.2f}  {dialogue.status}")
     finally:
         env.close()
+    if done and all(dialogue.status == "service-error" for dialogue in done):
+        raise ServiceError(done[0].info["reason"], where=base_url, instead="Start the service, or mend --base-url.")
 
 # %% ../nbs/cli_agents.ipynb #table
 AGENT_COMMANDS = (

@@ -53,6 +53,7 @@ def test_every_chapter_is_a_page_with_its_title(site):
         title = re.match(r"# (.+)", first)[1].strip()
         assert re.search(rf"<h1>{re.escape(title)}<", html), name
         assert "#|" not in re.sub(r"<[^>]+>", "", html), name
+        assert not re.search(r"\$\s*<(span|div) class=\"math", html), f"{name}: a display equation is cut in two"
 
 
 def test_the_site_shows_equations_tables_figures_and_code(site):

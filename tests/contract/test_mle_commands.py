@@ -244,3 +244,19 @@ def test_a_policy_of_another_grammar_says_so(tmp_path):
 
     save_grammar(tmp_path / "odd", "policy", GrammarPolicy(SequenceSpec((3, 2), context=4)))
     refused(call("run", "--suite", "toy", "--n", 1, "--policy", tmp_path / "odd"), "Pipelines are lists of")
+
+
+def test_an_empty_split_says_where_the_tasks_are(suite, tmp_path):
+    """For agents and for services alike; the generated suite has training tasks only."""
+    refused(call("run", "--suite", suite, "--n", 1), "split test has no task", "train (2)")
+    words = ("--base-url", "http://127.0.0.1:9", "--suite", suite, "--out", tmp_path / "d.jsonl")
+    refused(call("chat", *words), "split test has no task", "train (2)")
+
+
+def test_a_service_that_never_answers_fails_the_command(suite, tmp_path):
+    """With the reason on the screen; the episode is in the file all the same."""
+    path = tmp_path / "dialogues.jsonl"
+    words = ("--base-url", "http://127.0.0.1:9", "--suite", suite, "--split", "train", "--out", path, "--allow-unsafe")
+    result = call("chat", *words)
+    refused(result, "service-error", "127.0.0.1:9")
+    assert len(path.read_text().splitlines()) == 1
