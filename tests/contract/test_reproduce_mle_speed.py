@@ -184,5 +184,5 @@ def test_the_doctor_names_the_isolation():
 def test_a_generated_task_is_part_of_the_fingerprint():
     """Files, answers and predictions, each with a digest of its own."""
     found = fingerprint(2, [], [], ["text"])
-    assert {"task text train.csv", "task text answers", "task text solved 2"} <= set(found)
+    assert {"task text train.csv", "task text answers target", "task text solved 2"} <= set(found)
     assert found != fingerprint(2, [], [], ["text"], seed=1)
