@@ -164,13 +164,23 @@ def committed(experiment: str, page: str) -> str:
     if not folder.is_dir():
         return ""
     profile = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["profile"]
-    parts = [f"## The committed run\n\nTables and figures of profile `{profile}`, as they are in the clone."]
+    said = f"Tables and figures of the committed run, profile `{profile}`, as they are in the clone."
+    parts = [f"## What came out\n\n{said} How they were made stands below them."]
     up = "../" * page.count("/") + folder.relative_to(ROOT).as_posix()
     for card in read_cards(folder):
         png = next((name for name in card.files if name.endswith(".png")), "")
         shown = f"![{card.title}]({up}/{png})" if png else table(folder / card.files[0])
         parts.append(f"### {card.title}\n\n{card.read}\n\n{shown}")
     return "\n\n".join(parts)
+
+
+def with_results(cells: list[Notebook], results: str) -> list[Notebook]:
+    """Return a page's cells with the results of its experiment before the first code: a reader wants those first."""
+    if not results:
+        return cells
+    opening = next((i for i, cell in enumerate(cells) if cell.cell_type == "code"), len(cells))
+    made = nbformat.v4.new_markdown_cell("## How it was made")
+    return [*cells[:opening], nbformat.v4.new_markdown_cell(results), made, *cells[opening:]]
 
 
 def write_sources(processed: Path, target: Path) -> None:
@@ -180,8 +190,8 @@ def write_sources(processed: Path, target: Path) -> None:
         page = page_name(name)
         nb = adapt(nbformat.read(processed / name, as_version=4), nbformat.read(NBS / name, as_version=4))
         relink(nb, partial(site_link, page=page))
-        added = toctrees() if name == "index.ipynb" else committed(Path(name).stem, page)
-        nb.cells += [nbformat.v4.new_markdown_cell(added)] if added else []
+        nb.cells = with_results(nb.cells, committed(Path(name).stem, page))
+        nb.cells += [nbformat.v4.new_markdown_cell(toctrees())] if name == "index.ipynb" else []
         place = target / f"{page}.ipynb"
         place.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(nb, place)

@@ -9,9 +9,7 @@ __all__ = ['app', 'bench', 'mle', 'main']
 import inspect
 import os
 import tomllib
-import traceback
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,63 +17,19 @@ from typing import Annotated, Any
 import typer
 
 from .cli_agents import AGENT_COMMANDS
+from .cli_shell import _columns, _command, _complain
 from .cli_tasks import TASK_COMMANDS, _words
 from .core.errors import ParameterError, RlOodkitError
-from .core.interrupts import insistent
 from .core.spec import to_dict
 
-# %% ../nbs/cli.ipynb #guarded
-def _complain(error: BaseException, code: int) -> None:
-    """Print one line about a failure and end with an exit code."""
-    if os.environ.get("RL_OODKIT_DEBUG"):
-        traceback.print_exception(error)
-    typer.echo(f"error: {error}" if code == 1 else str(error), err=True)
-    raise typer.Exit(code)
-
-
-def _guarded(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn the errors of a command into one line and an exit code."""
-
-    @wraps(function)
-    def run(*args: Any, **kwargs: Any) -> None:
-        """Run the command, and end in one line where it fails."""
-        try:
-            with insistent():
-                function(*args, **kwargs)
-        except KeyboardInterrupt as error:
-            said = "interrupted before it was done. Give the same command again."
-            _complain(error if str(error) else RlOodkitError(said), 130)
-        except RlOodkitError as error:
-            _complain(error, 1)
-        except (typer.Exit, typer.Abort):
-            raise
-        except Exception as error:
-            said = " ".join(f"{type(error).__name__}: {error}".split())
-            wrong = RlOodkitError(said, instead="This should have been caught earlier; --debug shows the traceback.")
-            wrong.__cause__ = error
-            _complain(wrong, 1)
-
-    return run
-
-# %% ../nbs/cli.ipynb #command
+# %% ../nbs/cli.ipynb #apps
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Compare detectors, or compare speeds.")
 mle = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, solve and grade machine-learning tasks.")
 app.add_typer(bench, name="bench")
 app.add_typer(mle, name="mle")
 
-
-def _command(group: typer.Typer, name: str, does: str, *examples: str) -> Callable[[Callable[..., None]], Callable]:
-    """Add a function to a group of commands, with its help and examples."""
-    text = f"{does}\n\n\b\nExamples:\n" + "\n".join(f"  {example}" for example in examples)
-
-    def add(function: Callable[..., None]) -> Callable[..., None]:
-        """Add one function, guarded."""
-        return group.command(name, help=text)(_guarded(function))
-
-    return add
-
-
+# %% ../nbs/cli.ipynb #groups
 for _name, _function, *_texts in (*TASK_COMMANDS, *AGENT_COMMANDS):
     _command(mle, _name, *_texts)(_function)
 
@@ -107,34 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     app(args=None if arguments is None else list(arguments), prog_name="rl-oodkit")
 
-
-def _columns(rows: Sequence[Sequence[Any]], head: Sequence[str] = ()) -> str:
-    """Print rows with aligned columns; the last column is not padded."""
-    table = [[str(cell) for cell in row] for row in ([head] if head else []) + [list(row) for row in rows]]
-    width = [max(len(row[i]) for row in table) for i in range(len(table[0]))] if table else []
-    return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, width, strict=True)).rstrip() for row in table)
-
-# %% ../nbs/cli.ipynb #list
-@_command(app, "list", "List what is registered.", "rl-oodkit list", "rl-oodkit list injector")
-def _list(kind: Annotated[str, typer.Argument(help="A kind, such as injector; all kinds when left out.")] = "") -> None:
-    """List kinds, or the members of a kind."""
-    from rl_oodkit.core import registry
-
-    if not kind:
-        typer.echo("\n".join(registry.kinds()))
-        return
-    rows = [(e.id, e.summary, _told(registry.parameters(kind, e.id))) for e in registry.entries(kind)]
-    if kind == "injector":
-        rows = [(name, f"{summary} {_levels(registry.entry(kind, name))}", told) for name, summary, told in rows]
-    if kind == "detector":
-        from rl_oodkit.ood.detector import default_board, describe_detector
-
-        known = {row[0] for row in rows}
-        described = ((name, *describe_detector(name)) for name in default_board() if name not in known)
-        rows += [(name, summary, _told(parameters)) for name, summary, parameters in described]
-    typer.echo(_columns([(name, f"{summary} {told}") for name, summary, told in rows]))
-
-
+# %% ../nbs/cli.ipynb #told
 def _levels(law: Any) -> str:
     """Print the family and the declared levels of an injector."""
     levels = ", ".join(f"{name} {k:g}" for name, k in law.tags.get("levels", {}).items())
@@ -147,31 +74,62 @@ def _told(parameters: Sequence[tuple[str, Any]]) -> str:
     text = ", ".join(name if default is empty else f"{name}={default!r}" for name, default in parameters)
     return f"({text})" if text else ""
 
+# %% ../nbs/cli.ipynb #list
+@_command(app, "list", "List what is registered.", "rl-oodkit list", "rl-oodkit list injector")
+def _list(kind: Annotated[str, typer.Argument(help="A kind, such as injector; all kinds when left out.")] = "") -> None:
+    """List kinds, or the members of a kind."""
+    from rl_oodkit.core import registry
+
+    if not kind:
+        typer.echo("\n".join(registry.kinds()))
+        return
+    rows = [(e.id, e.summary, _told(registry.parameters(kind, e.id))) for e in registry.entries(kind)]
+    if kind == "env":
+        from rl_oodkit.mle.code_env import task_environments
+
+        rows = sorted(rows + [(name, does, _told(given)) for name, does, given in task_environments()])
+    if kind == "injector":
+        rows = [(name, f"{summary} {_levels(registry.entry(kind, name))}", told) for name, summary, told in rows]
+    if kind == "detector":
+        from rl_oodkit.ood.detector import default_board, describe_detector
+
+        described = ((name, *describe_detector(name)) for name in default_board() if name not in {r[0] for r in rows})
+        rows = rows + [(name, summary, _told(parameters)) for name, summary, parameters in described]
+    typer.echo(_columns([(name, f"{summary} {told}") for name, summary, told in rows]))
+
+# %% ../nbs/cli.ipynb #place
+def _check_place(recipe: str, env: str | None, continuous: bool) -> None:
+    """Raise unless an environment is named for exactly those recipes that have none."""
+    if bool(env) != continuous:
+        instead = "Leave --env out." if env else "Name one with --env; `rl-oodkit list env` shows them."
+        what = f"{recipe} {'has' if env else 'needs'} an environment{' of its own' if env else ''}"
+        raise ParameterError(what, instead=instead)
+
+
+_Recipe = Annotated[str, typer.Argument(help="Recipe; `rl-oodkit list policy` names them.")]
+_RunSeed = Annotated[int, typer.Option(help="Seed of the training run.")]
+_States = Annotated[Path | None, typer.Option(help="Folder for states and weights.")]
+_Steps = Annotated[int | None, typer.Option(help="Environment steps; the recipe's own when left out.")]
+_Env = Annotated[str | None, typer.Option(help="Certified environment, for learners of continuous actions.")]
+_Param = Annotated[list[str] | None, typer.Option(help="name=value: a parameter of the environment.")]
+_Settings = Annotated[str, typer.Option(help="Named settings of such a learner.")]
+_TensorBoard = Annotated[Path | None, typer.Option(help="Folder for TensorBoard, for such a learner.")]
+
 # %% ../nbs/cli.ipynb #train
 @_command(app, "train", "Train a policy; continues where it was stopped.",
           "rl-oodkit train dqn-lunarlander --seed 1 --out runs/dqn-1",
           "rl-oodkit train ppo --env rl_oodkit/Arm-v1 --param links=4 --steps 200000",
           "rl-oodkit train td3 --env rl_oodkit/SME-v1 --param preset=sparse --settings sme")  # fmt: skip
 def _train(
-    recipe: Annotated[str, typer.Argument(help="Recipe; `rl-oodkit list policy` names them.")],
-    seed: Annotated[int, typer.Option(help="Seed of the training run.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Folder for states and weights.")] = None,
-    steps: Annotated[int | None, typer.Option(help="Environment steps; the recipe's own when left out.")] = None,
-    env: Annotated[str | None, typer.Option(help="Certified environment, for learners of continuous actions.")] = None,
-    param: Annotated[list[str] | None, typer.Option(help="name=value: a parameter of the environment.")] = None,
-    settings: Annotated[str, typer.Option(help="Named settings of such a learner.")] = "native",
-    tensorboard: Annotated[Path | None, typer.Option(help="Folder for TensorBoard, for such a learner.")] = None,
-) -> None:
+    recipe: _Recipe, seed: _RunSeed = 0, out: _States = None, steps: _Steps = None, env: _Env = None,
+    param: _Param = None, settings: _Settings = "native", tensorboard: _TensorBoard = None,
+) -> None:  # fmt: skip
     """Train a policy."""
     from rl_oodkit.core import registry
     from rl_oodkit.core.runs import default_root
 
     tags, folder = registry.entry("policy", recipe).tags, out or default_root() / "training" / f"{recipe}-{seed}"
-    if bool(env) != bool(tags.get("continuous")):
-        instead = "Leave --env out." if env else "Name one with --env; `rl-oodkit list env` shows them."
-        raise ParameterError(
-            f"{recipe} {'has' if env else 'needs'} an environment{' of its own' if env else ''}", instead=instead
-        )
+    _check_place(recipe, env, bool(tags.get("continuous")))
     if env:
         from rl_oodkit.training.continuous import train_named
 
@@ -179,11 +137,10 @@ def _train(
         return
     made = registry.make("policy", recipe, **({} if steps is None else {"total_steps": steps}))
     module, _, function = tags["trainer"].partition(":")
-    card = getattr(import_module(module), function)(made, seed, folder)
-    found = card["returns"]
+    found = getattr(import_module(module), function)(made, seed, folder)["returns"]
     typer.echo(f"mean return {found['mean']:.1f} over {found['n']} fresh episodes: {folder}")
 
-# %% ../nbs/cli.ipynb #collect
+# %% ../nbs/cli.ipynb #number
 def _number(text: str | None) -> float | str | None:
     """Read a strength: a number, or the name of a level."""
     try:
@@ -192,21 +149,26 @@ def _number(text: str | None) -> float | str | None:
         return text
 
 
+_File = Annotated[Path, typer.Option(help="File to write (.npz).")]
+_Policy = Annotated[str, typer.Option(help="Shipped policy, or a folder with a checkpoint.")]
+_Injector = Annotated[str | None, typer.Option(help="Disturbance; none when left out.")]
+_Strength = Annotated[str | None, typer.Option(help="A number, or a level such as light.")]
+_Schedule = Annotated[str, typer.Option(help="step, ramp, transient or recurring.")]
+_Split = Annotated[str, typer.Option(help="fit, cal, val, test or ood.")]
+_Episodes = Annotated[int, typer.Option("-n", help="Episodes.")]
+_Floor = Annotated[float, typer.Option(help="Sensor noise on every stream, in standard deviations.")]
+_LawSeed = Annotated[int, typer.Option(help="Seed of the disturbance.")]
+_Replace = Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")]
+
+# %% ../nbs/cli.ipynb #collect
 @_command(app, "collect", "Collect episodes, clean or disturbed, into a file.",
           "rl-oodkit collect --injector delay --strength 3 -n 20 --out delay.npz",
           "rl-oodkit collect --split fit -n 100 --out fit.npz")  # fmt: skip
 def _collect(
-    out: Annotated[Path, typer.Option(help="File to write (.npz).")],
-    policy: Annotated[str, typer.Option(help="Shipped policy, or a folder with a checkpoint.")] = "dqn-lunarlander",
-    injector: Annotated[str | None, typer.Option(help="Disturbance; none when left out.")] = None,
-    strength: Annotated[str | None, typer.Option(help="A number, or a level such as light.")] = None,
-    schedule: Annotated[str, typer.Option(help="step, ramp, transient or recurring.")] = "step",
-    split: Annotated[str, typer.Option(help="fit, cal, val, test or ood.")] = "ood",
-    n: Annotated[int, typer.Option("-n", help="Episodes.")] = 20,
-    floor: Annotated[float, typer.Option(help="Sensor noise on every stream, in standard deviations.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Seed of the disturbance.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-) -> None:
+    out: _File, policy: _Policy = "dqn-lunarlander", injector: _Injector = None, strength: _Strength = None,
+    schedule: _Schedule = "step", split: _Split = "ood", n: _Episodes = 20, floor: _Floor = 0.0,
+    seed: _LawSeed = 0, force: _Replace = False,
+) -> None:  # fmt: skip
     """Collect episodes."""
     from rl_oodkit.core.files import check_target
     from rl_oodkit.ood.collect import collect
@@ -238,39 +200,14 @@ def _board(spec: Path | None, given: dict[str, Any]) -> Any:
     texts = {name: _words(value) if isinstance(value, str) else value for name, value in given.items()}
     return from_dict(BoardSpec, {**default, **fields, **{n: v for n, v in texts.items() if v is not None}})
 
-# %% ../nbs/cli.ipynb #bench-ood
-@_command(bench, "ood", "Score detectors on disturbances; resumes what is unfinished.",
-          "rl-oodkit bench ood --detectors gmm/transition+cusum,clock --cells delay:medium,gravity=0.3",
-          "rl-oodkit bench ood --families delay --levels light,strong --list-cells")  # fmt: skip
-def _bench_ood(
-    spec: Annotated[Path | None, typer.Option(help="TOML file with fields of the board's specification.")] = None,
-    detectors: Annotated[str | None, typer.Option(help="Ids, by commas; the default board when left out.")] = None,
-    cells: Annotated[str | None, typer.Option(help="law:level or law=strength, by commas; all by default.")] = None,
-    families: Annotated[str | None, typer.Option(help="Families, by commas; all when left out.")] = None,
-    levels: Annotated[str | None, typer.Option(help="Levels, by commas.")] = None,
-    fit: Annotated[int | None, typer.Option(help="Clean episodes to fit.")] = None,
-    cal: Annotated[int | None, typer.Option(help="Clean episodes to calibrate.")] = None,
-    test: Annotated[int | None, typer.Option(help="Clean episodes to compare with.")] = None,
-    ood: Annotated[int | None, typer.Option(help="Disturbed episodes a cell.")] = None,
-    floor: Annotated[float | None, typer.Option(help="Sensor noise on every stream, in standard deviations.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of detectors and disturbances.")] = None,
-    out: Annotated[Path, typer.Option(help="File for the tidy table.")] = Path("board.parquet"),
-    executor: Annotated[str, typer.Option(help="serial or local.")] = "local",
-    workers: Annotated[int, typer.Option(help="Processes of the local executor.")] = 2,
-    list_cells: Annotated[bool, typer.Option("--list-cells", help="Print the cells and stop.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Compute even what is done.")] = False,
-) -> None:
-    """Run a board."""
-    names = {"detectors": detectors, "cells": cells, "families": families, "levels": levels}
-    board = _board(spec, names | {"fit": fit, "cal": cal, "test": test, "ood": ood, "floor": floor, "seed": seed})
-    if list_cells:
-        from rl_oodkit.ood.benchmark import board_detectors
-        from rl_oodkit.ood.cells import board_cells
+# %% ../nbs/cli.ipynb #list-board
+def _list_board(board: Any) -> None:
+    """Print the detectors and the cells of a board."""
+    from rl_oodkit.ood.benchmark import board_detectors
+    from rl_oodkit.ood.cells import board_cells
 
-        typer.echo("\n".join(["detectors:", *(f"  {d}" for d in board_detectors(board)), "cells:"]))
-        typer.echo("\n".join(f"  {cell.name}" for cell in board_cells(board)))
-        return
-    _run_board(board, out, executor, workers, force)
+    typer.echo("\n".join(["detectors:", *(f"  {d}" for d in board_detectors(board)), "cells:"]))
+    typer.echo("\n".join(f"  {cell.name}" for cell in board_cells(board)))
 
 
 def _run_board(board: Any, out: Path, executor: str, workers: int, force: bool = False) -> None:
@@ -288,6 +225,42 @@ def _run_board(board: Any, out: Path, executor: str, workers: int, force: bool =
     areas = spread(frame[frame["metric"] == "auroc_landmark"], "detector", "cell")
     typer.echo(f"matched AUROC\n{areas.round(2).to_string()}\n\n{len(frame)} rows: {out}")
 
+# %% ../nbs/cli.ipynb #bench-options
+_Spec = Annotated[Path | None, typer.Option(help="TOML file with fields of the board's specification.")]
+_Detectors = Annotated[str | None, typer.Option(help="Ids, by commas; the default board when left out.")]
+_Cells = Annotated[str | None, typer.Option(help="law:level or law=strength, by commas; all by default.")]
+_Families = Annotated[str | None, typer.Option(help="Families, by commas; all when left out.")]
+_Levels = Annotated[str | None, typer.Option(help="Levels, by commas.")]
+_Fit = Annotated[int | None, typer.Option(help="Clean episodes to fit.")]
+_Cal = Annotated[int | None, typer.Option(help="Clean episodes to calibrate.")]
+_Test = Annotated[int | None, typer.Option(help="Clean episodes to compare with.")]
+_Ood = Annotated[int | None, typer.Option(help="Disturbed episodes a cell.")]
+_Noise = Annotated[float | None, typer.Option(help="Sensor noise on every stream, in standard deviations.")]
+_BoardSeed = Annotated[int | None, typer.Option(help="Seed of detectors and disturbances.")]
+_Tidy = Annotated[Path, typer.Option(help="File for the tidy table.")]
+_Executor = Annotated[str, typer.Option(help="serial or local.")]
+_Workers = Annotated[int, typer.Option(help="Processes of the local executor.")]
+_ListCells = Annotated[bool, typer.Option("--list-cells", help="Print the cells and stop.")]
+_Anew = Annotated[bool, typer.Option("--force", help="Compute even what is done.")]
+
+# %% ../nbs/cli.ipynb #bench-ood
+@_command(bench, "ood", "Score detectors on disturbances; resumes what is unfinished.",
+          "rl-oodkit bench ood --detectors gmm/transition+cusum,clock --cells delay:medium,gravity=0.3",
+          "rl-oodkit bench ood --families delay --levels light,strong --list-cells")  # fmt: skip
+def _bench_ood(
+    spec: _Spec = None, detectors: _Detectors = None, cells: _Cells = None, families: _Families = None,
+    levels: _Levels = None, fit: _Fit = None, cal: _Cal = None, test: _Test = None, ood: _Ood = None,
+    floor: _Noise = None, seed: _BoardSeed = None, out: _Tidy = Path("board.parquet"), executor: _Executor = "local",
+    workers: _Workers = 2, list_cells: _ListCells = False, force: _Anew = False,
+) -> None:  # fmt: skip
+    """Run a board."""
+    names = {"detectors": detectors, "cells": cells, "families": families, "levels": levels}
+    board = _board(spec, names | {"fit": fit, "cal": cal, "test": test, "ood": ood, "floor": floor, "seed": seed})
+    if list_cells:
+        _list_board(board)
+        return
+    _run_board(board, out, executor, workers, force)
+
 # %% ../nbs/cli.ipynb #bench-speed
 @_command(bench, "speed", "Time hot paths against their references, in pairs.",
           "rl-oodkit bench speed", "rl-oodkit bench speed --only auroc-cells")  # fmt: skip
@@ -297,6 +270,18 @@ def _bench_speed(only: Annotated[str, typer.Option(help="Ids, separated by comma
 
     frame = run_speed(_words(only))
     typer.echo(frame.to_string(index=False, float_format="{:.3g}".format))
+
+# %% ../nbs/cli.ipynb #fixtures
+def _fixtures(ids: Sequence[str] | None, all_ids: bool, settings: Sequence[str] | None) -> Sequence[Any]:
+    """Return the fixtures that are meant, or end with the code of a wrong call."""
+    from rl_oodkit.oracles.catalogue import fixtures_of, read_settings
+
+    try:
+        if bool(ids) == all_ids:
+            raise ParameterError("give either ids or --all", instead="`rl-oodkit list env` names the ids.")
+        return fixtures_of(ids or (), **read_settings(settings or ()))
+    except (ParameterError, LookupError) as error:
+        _complain(error, 2)
 
 # %% ../nbs/cli.ipynb #certify
 @_command(app, "certify", "Check the claimed optimum of certified environments.",
@@ -312,15 +297,9 @@ def _certify(
 ) -> None:
     """Certify fixtures."""
     from rl_oodkit.core.files import check_target
-    from rl_oodkit.oracles.catalogue import fixtures_of, read_settings
     from rl_oodkit.oracles.certificate import certify, save_certificates
 
-    try:
-        if bool(ids) == all_ids:
-            raise ParameterError("give either ids or --all", instead="`rl-oodkit list env` names the ids.")
-        fixtures, found = fixtures_of(ids or (), **read_settings(settings or ())), []
-    except (ParameterError, LookupError) as error:
-        _complain(error, 2)
+    fixtures, found = _fixtures(ids, all_ids, settings), []
     if record:
         check_target(record)
     for fixture in fixtures:
@@ -332,28 +311,26 @@ def _certify(
     if broken:
         raise RlOodkitError("; ".join(broken))
 
+# %% ../nbs/cli.ipynb #reproduce-options
+_Names = Annotated[list[str] | None, typer.Argument(help="Experiments or groups; the group demo when left out.")]
+_Profile = Annotated[str, typer.Option(help="smoke, quick or full.")]
+_Beside = Annotated[int, typer.Option(help="Notebooks side by side.")]
+_Listing = Annotated[bool, typer.Option("--list", help="Print experiments and groups, and stop.")]
+_DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would run, with parameters, and stop.")]
+_Again = Annotated[bool, typer.Option("--force", help="Run even what is done.")]
+_Publish = Annotated[bool, typer.Option("--publish", help="Copy the results to data/results, to be committed.")]
+_Results = Annotated[Path | None, typer.Option(help="Folder for results.")]
+_Timeout = Annotated[float | None, typer.Option(help="Longest time for one cell, in seconds.")]
+
 # %% ../nbs/cli.ipynb #reproduce
 @_command(app, "reproduce", "Regenerate tables and figures, and a report.",
           "rl-oodkit reproduce --profile quick", "rl-oodkit reproduce ood_board --profile full --workers 4",
           "rl-oodkit reproduce --list")  # fmt: skip
 def _reproduce(
-    names: Annotated[
-        list[str] | None, typer.Argument(help="Experiments or groups; the group demo when left out.")
-    ] = None,
-    profile: Annotated[str, typer.Option(help="smoke, quick or full.")] = "quick",
-    executor: Annotated[str, typer.Option(help="serial or local.")] = "local",
-    workers: Annotated[int, typer.Option(help="Notebooks side by side.")] = 2,
-    listing: Annotated[bool, typer.Option("--list", help="Print experiments and groups, and stop.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what would run, with parameters, and stop.")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Run even what is done.")] = False,
-    publish: Annotated[
-        bool, typer.Option("--publish", help="Copy the results to data/results, to be committed.")
-    ] = False,
-    out: Annotated[Path | None, typer.Option(help="Folder for results.")] = None,
-    timeout: Annotated[float | None, typer.Option(help="Longest time for one cell, in seconds.")] = None,
-) -> None:
+    names: _Names = None, profile: _Profile = "quick", executor: _Executor = "local", workers: _Beside = 2,
+    listing: _Listing = False, dry_run: _DryRun = False, force: _Again = False, publish: _Publish = False,
+    out: _Results = None, timeout: _Timeout = None,
+) -> None:  # fmt: skip
     """Run experiments."""
     from rl_oodkit.reproduce.session import Session
 

@@ -24,7 +24,7 @@ from rl_oodkit.core.errors import (
     check_integer,
 )
 
-# %% ../nbs/cli_agents.ipynb #arenas
+# %% ../nbs/cli_agents.ipynb #names
 def _names(suite: str | Path, split: str) -> list[str]:
     """List the tasks of a folder's split, or say which splits hold any."""
     from rl_oodkit.mle.layout import SPLITS
@@ -38,7 +38,7 @@ def _names(suite: str | Path, split: str) -> list[str]:
         )
     return names
 
-
+# %% ../nbs/cli_agents.ipynb #arenas
 @cache
 def _arenas(suite: str, split: str, most: int = 0) -> tuple[Any, ...]:
     """Return the tasks of a released suite, of a folder, or the toys, as arenas."""
@@ -56,6 +56,16 @@ def _arenas(suite: str, split: str, most: int = 0) -> tuple[Any, ...]:
         found = Release(suite).arenas(split, most or None)
     return tuple(found[:most] if most else found)
 
+# %% ../nbs/cli_agents.ipynb #check-agent
+_CONTROLS = ("uniform", "practitioner", "portfolio")
+
+
+def _check_agent(name: str) -> None:
+    """Refuse a word that is no control, and no folder with a policy."""
+    if name not in _CONTROLS and not (Path(name) / "policy.json").is_file():
+        known = f"{', '.join(_CONTROLS)}, or a folder with policy.json"
+        raise UnknownIdError(f"there is no agent {name!r}", instead=f"Use {known}.")
+
 # %% ../nbs/cli_agents.ipynb #agent
 def _agent(name: str, suite: str) -> Any:
     """Return a control by its name, or the policy of a folder."""
@@ -70,7 +80,7 @@ def _agent(name: str, suite: str) -> Any:
         return PortfolioAgent(portfolio_of(board_table(_arenas(suite, "train"))))
     return PolicyAgent(load_grammar(Path(name) / "policy.json"), Path(name).name)
 
-
+# %% ../nbs/cli_agents.ipynb #check-play
 def _check_play(agents: Sequence[str], scaffolds: Sequence[str], split: str, **least: tuple[int, int]) -> None:
     """Refuse agents, scaffolds, splits and numbers (value, least value) that cannot be used, before any work."""
     from rl_oodkit.core.registry import entry
@@ -83,16 +93,6 @@ def _check_play(agents: Sequence[str], scaffolds: Sequence[str], split: str, **l
         check_integer(value, f"--{name}", minimum=smallest)
     for name in agents:
         _check_agent(name)
-
-
-_CONTROLS = ("uniform", "practitioner", "portfolio")
-
-
-def _check_agent(name: str) -> None:
-    """Refuse a word that is no control, and no folder with a policy."""
-    if name not in _CONTROLS and not (Path(name) / "policy.json").is_file():
-        known = f"{', '.join(_CONTROLS)}, or a folder with policy.json"
-        raise UnknownIdError(f"there is no agent {name!r}", instead=f"Use {known}.")
 
 # %% ../nbs/cli_agents.ipynb #workshop
 _AGAIN = "Give the same command again."
@@ -117,6 +117,19 @@ def _workshop(workers: int, beside: Path | None, without: str = _AGAIN) -> Itera
     if memo is not None:
         for path in (memo, memo.with_name(memo.name + ".sha256")):
             path.unlink(missing_ok=True)
+
+# %% ../nbs/cli_agents.ipynb #told
+_COUNTED = ("valid", "above_median", "bronze", "silver", "gold", "any_medal")
+
+
+def _told(frame: Any) -> Iterator[str]:
+    """Yield a line for each episode of a table, and one with the counts."""
+    for row in frame.to_dict("records"):
+        words = [name for name in ("gold", "silver", "bronze") if row.get(name)]
+        medal = [*words, "valid" if row["valid"] else "invalid"][0]
+        yield f"{row['task']}  {row['cell']:<32} {medal:<8} normalised {row['normalised']:+.3f}"
+    counts = ", ".join(f"{name.replace('_', ' ')} {int(frame[name].sum())}" for name in _COUNTED if name in frame)
+    yield f"{len(frame)} episodes: {counts}; mean normalised {frame['normalised'].mean():.3f}"
 
 # %% ../nbs/cli_agents.ipynb #run
 def _run(
@@ -143,44 +156,9 @@ def _run(
         frame = evaluate(agent, tasks, scaffold, rollouts=rollouts, workshop=workshop, seed=seed)
         if out is not None:
             save_frame(out, frame)
-    for row in frame.to_dict("records"):
-        medal = row["medal"] if row.get("medal") else ("valid" if row["valid"] else "invalid")
-        typer.echo(f"{row['task']}  {row['cell']:<32} {medal:<8} normalised {row['normalised']:+.3f}")
-    counts = ", ".join(f"{name.replace('_', ' ')} {int(frame[name].sum())}" for name in _COUNTED if name in frame)
-    typer.echo(f"{len(frame)} episodes: {counts}; mean normalised {frame['normalised'].mean():.3f}")
+    typer.echo("\n".join(_told(frame)))
 
-
-_COUNTED = ("valid", "above_median", "bronze", "silver", "gold", "any_medal")
-
-# %% ../nbs/cli_agents.ipynb #train
-def _train(
-    method: Annotated[str, typer.Argument(help="bc, rft or grpo.")],
-    out: Annotated[Path, typer.Option(help="Folder of the training.")],
-    suite: Annotated[str, typer.Option(help="A released suite, a folder, or toy.")] = "micro-1",
-    reward: Annotated[str, typer.Option(help="paper, release, sparse, peer-rank, normalised or dense.")] = "paper",
-    credit: Annotated[str, typer.Option(help="trajectory or step.")] = "trajectory",
-    iterations: Annotated[int, typer.Option(help="Of grpo.")] = 120,
-    start: Annotated[str, typer.Option(help="Folder of the policy that grpo starts from.")] = "",
-    tries: Annotated[int, typer.Option(help="Pipelines of the search behind each demonstration.")] = 16,
-    seed: Annotated[int, typer.Option(help="Of weights, tasks and attempts.")] = 0,
-    workers: Annotated[int, typer.Option(help="Processes; 0 runs everything in one.")] = 0,
-) -> None:
-    """Train a policy."""
-    from rl_oodkit.mle.episode import make_workshop
-
-    methods = {"bc": _train_clone, "rft": _train_clone, "grpo": _train_grpo}
-    if method not in methods:
-        raise UnknownIdError(f"there is no method {method!r}", instead=f"Methods are {', '.join(methods)}.")
-    options = {"reward": reward, "credit": credit, "iterations": iterations}
-    options |= {"start": start, "seed": seed, "tries": tries}
-    _check_train(method, out, options, workers)
-    grpo = method == "grpo"  # which keeps states of its own, and says so
-    with make_workshop(workers) if grpo else _workshop(workers, out / "policy") as workshop:
-        tasks, watched = _arenas(suite, "train"), _arenas(suite, "val")
-        said = methods[method](method, out, tasks, watched, workshop, options)
-        typer.echo(f"{said}; {workshop.executed} executions, {workshop.seconds:.0f} CPU s; {out / 'policy.json'}")
-
-
+# %% ../nbs/cli_agents.ipynb #check-train
 def _check_train(method: str, out: Path, options: dict[str, Any], workers: int) -> None:
     """Refuse words, numbers and folders that cannot be used, before any work."""
     from rl_oodkit.core.files import check_target
@@ -200,7 +178,7 @@ def _check_train(method: str, out: Path, options: dict[str, Any], workers: int) 
         raise ParameterError("the folder holds a policy", where=str(out), instead="Give another folder.")
     check_target(out / "policy.json")
 
-
+# %% ../nbs/cli_agents.ipynb #grpo
 def _train_grpo(
     method: str, out: Path, tasks: Sequence[Any], watched: Sequence[Any], workshop: Any, options: dict[str, Any]
 ) -> str:
@@ -238,6 +216,47 @@ def _train_clone(
     save_grammar(out, "policy", cloned.policy, {"method": method, "seed": options["seed"]})
     return f"{len(shown.rewards)} demonstrations"
 
+# %% ../nbs/cli_agents.ipynb #train
+def _train(
+    method: Annotated[str, typer.Argument(help="bc, rft or grpo.")],
+    out: Annotated[Path, typer.Option(help="Folder of the training.")],
+    suite: Annotated[str, typer.Option(help="A released suite, a folder, or toy.")] = "micro-1",
+    reward: Annotated[str, typer.Option(help="paper, release, sparse, peer-rank, normalised or dense.")] = "paper",
+    credit: Annotated[str, typer.Option(help="trajectory or step.")] = "trajectory",
+    iterations: Annotated[int, typer.Option(help="Of grpo.")] = 120,
+    start: Annotated[str, typer.Option(help="Folder of the policy that grpo starts from.")] = "",
+    tries: Annotated[int, typer.Option(help="Pipelines of the search behind each demonstration.")] = 16,
+    seed: Annotated[int, typer.Option(help="Of weights, tasks and attempts.")] = 0,
+    workers: Annotated[int, typer.Option(help="Processes; 0 runs everything in one.")] = 0,
+) -> None:
+    """Train a policy."""
+    from rl_oodkit.mle.episode import make_workshop
+
+    methods = {"bc": _train_clone, "rft": _train_clone, "grpo": _train_grpo}
+    if method not in methods:
+        raise UnknownIdError(f"there is no method {method!r}", instead=f"Methods are {', '.join(methods)}.")
+    options = {"reward": reward, "credit": credit, "iterations": iterations}
+    options |= {"start": start, "seed": seed, "tries": tries}
+    _check_train(method, out, options, workers)
+    grpo = method == "grpo"  # which keeps states of its own, and says so
+    with make_workshop(workers) if grpo else _workshop(workers, out / "policy") as workshop:
+        tasks, watched = _arenas(suite, "train"), _arenas(suite, "val")
+        said = methods[method](method, out, tasks, watched, workshop, options)
+        typer.echo(f"{said}; {workshop.executed} executions, {workshop.seconds:.0f} CPU s; {out / 'policy.json'}")
+
+# %% ../nbs/cli_agents.ipynb #difference
+_SHOWN = ["agent", "scaffold", "episodes", "valid", "above_median", "any_medal", "gold", "any_medal_mean"]
+_SHOWN += ["any_medal_low", "any_medal_high", "peer_rank_mean", "normalised_mean"]
+
+
+def _difference(left: Any, right: Any) -> str:
+    """Return a paired difference of normalised scores in words."""
+    from rl_oodkit.mle.comparison import compare
+
+    found = compare(left, right, "normalised")
+    d, score = found.difference, f"p {found.p:.3g}, {found.wins} tasks won, {found.losses} lost"
+    return f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] normalised, {score}"
+
 # %% ../nbs/cli_agents.ipynb #evaluate
 def _eval(
     policies: Annotated[str, typer.Option(help="Agents, separated by commas; the first is the reference.")],
@@ -271,18 +290,15 @@ def _eval(
     for name in names[1:]:
         typer.echo(f"{name} minus {names[0]}: {_difference(frames[name], frames[names[0]])}")
 
+# %% ../nbs/cli_agents.ipynb #executor
+def _executor(kind: str, root: str) -> Any:
+    """Return an executor of programs; the cold one isolates nothing, and runs our own program only."""
+    from rl_oodkit.mle.cold import ColdSubprocess
+    from rl_oodkit.mle.levels import make_code_executor
 
-_SHOWN = ["agent", "scaffold", "episodes", "valid", "above_median", "any_medal", "gold", "any_medal_mean"]
-_SHOWN += ["any_medal_low", "any_medal_high", "peer_rank_mean", "normalised_mean"]
-
-
-def _difference(left: Any, right: Any) -> str:
-    """Return a paired difference of normalised scores in words."""
-    from rl_oodkit.mle.comparison import compare
-
-    found = compare(left, right, "normalised")
-    d, score = found.difference, f"p {found.p:.3g}, {found.wins} tasks won, {found.losses} lost"
-    return f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] normalised, {score}"
+    if kind not in ("cold", "warm"):
+        raise ParameterError(f"there is no executor {kind!r}", instead="Use cold or warm.")
+    return ColdSubprocess(root) if kind == "cold" else make_code_executor("warm", root)
 
 # %% ../nbs/cli_agents.ipynb #bench
 def _bench_speed(
@@ -312,44 +328,52 @@ def _bench_speed(
                     base = base or cpu
                     typer.echo(f"{kind:<9} {rows:<9} {cpu:<7.3f} {wall:<7.3f} {cpu / base:.1f}")
 
+# %% ../nbs/cli_agents.ipynb #dialogues
+def _dialogues(runner: Any, name: str, rollouts: int, out: Path, force: bool) -> list[Any]:
+    """Play a group on a task, say how each dialogue ended, and return those that were played now."""
+    from rl_oodkit.mle.dialogues import recorded
+    from rl_oodkit.mle.react import run_group
 
-def _executor(kind: str, root: str) -> Any:
-    """Return an executor of programs; the cold one isolates nothing, and runs our own program only."""
-    from rl_oodkit.mle.cold import ColdSubprocess
-    from rl_oodkit.mle.levels import make_code_executor
-
-    if kind not in ("cold", "warm"):
-        raise ParameterError(f"there is no executor {kind!r}", instead="Use cold or warm.")
-    return ColdSubprocess(root) if kind == "cold" else make_code_executor("warm", root)
+    there, played = {} if force else recorded(out), []
+    for dialogue in run_group(runner, name, rollouts, path=out, force=force):
+        kept = there.get((dialogue.group, dialogue.rollout)) == dialogue and dialogue.status != "service-error"
+        said = f"  kept: it is in {out.name}; --force plays it again" if kept else ""
+        typer.echo(f"{name}  reward {dialogue.reward:.2f}  {dialogue.status}{said}")
+        played += [] if kept else [dialogue]
+    return played
 
 # %% ../nbs/cli_agents.ipynb #chat
 def _chat(
     base_url: Annotated[str, typer.Option(help="Address of the service, such as http://127.0.0.1:8000.")],
-    suite: Annotated[Path, typer.Option(help="Folder of a suite.")],
-    out: Annotated[Path, typer.Option(help="JSONL file for the trajectories.")],
+    suite: Annotated[str, typer.Option(help="A folder, a released suite such as micro-1, or toy.")],
+    out: Annotated[Path, typer.Option(help="JSONL file for the trajectories; what is there is kept.")],
     model: Annotated[str, typer.Option(help="Name that the service knows.")] = "default",
     api_key_env: Annotated[str, typer.Option(help="Environment variable that holds its key.")] = "",
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     n: Annotated[int, typer.Option(help="Tasks.")] = 1,
     rollouts: Annotated[int, typer.Option(help="Trajectories of each task.")] = 1,
     allow_unsafe: Annotated[bool, typer.Option(help="Run programs without isolation.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Play again what is in the file, and replace it.")] = False,
 ) -> None:
     """Let a chat service work on tasks, and keep its dialogues."""
-    from rl_oodkit.mle.chat_client import ChatClient
+    from rl_oodkit.core.files import check_target
     from rl_oodkit.mle.code_env import CodeEnv
-    from rl_oodkit.mle.react import ChatPolicy, ReActRunner, run_group
+    from rl_oodkit.mle.react import ChatPolicy, ReActRunner
 
-    policy, names, done = ChatPolicy(base_url, model, api_key_env), _names(suite, split), []
+    policy, played = ChatPolicy(base_url, model, api_key_env), []
+    for name, value in (("n", n), ("rollouts", rollouts)):
+        check_integer(value, f"--{name}", minimum=1)
+    if (Path(suite) / "manifest.json").exists():
+        _names(suite, split)
+    check_target(out)
     env = CodeEnv(suite=suite, split=split, allow_unsafe=allow_unsafe)
     try:
-        for name in names[:n]:
-            for dialogue in run_group(ReActRunner(env, policy), name, rollouts, path=out):
-                done.append(dialogue)
-                typer.echo(f"{name}  reward {dialogue.reward:.2f}  {dialogue.status}")
+        for name in list(env.tasks)[:n]:
+            played += _dialogues(ReActRunner(env, policy), name, rollouts, out, force)
     finally:
         env.close()
-    if done and all(dialogue.status == "service-error" for dialogue in done):
-        raise ServiceError(done[0].info["reason"], where=base_url, instead="Start the service, or mend --base-url.")
+    if played and all(dialogue.status == "service-error" for dialogue in played):
+        raise ServiceError(played[0].info["reason"], where=base_url, instead="Start the service, or mend --base-url.")
 
 # %% ../nbs/cli_agents.ipynb #table
 AGENT_COMMANDS = (

@@ -15,7 +15,7 @@ import typer
 
 from .core.errors import DamagedFileError, ParameterError, RunInterrupted, StoreError, UnknownIdError
 
-# %% ../nbs/cli_tasks.ipynb #write-generated
+# %% ../nbs/cli_tasks.ipynb #words
 def _words(text: str) -> list[str]:
     """Split a list given with commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
@@ -23,57 +23,16 @@ def _words(text: str) -> list[str]:
 
 def _known_seeds(text: str) -> list[str]:
     """Return the names of seed data sets, all if none is given."""
+    from rl_oodkit.mle.real_rows import REAL_SEEDS
     from rl_oodkit.mle.seeds import SEEDS
 
-    chosen = _words(text) or list(SEEDS)
+    chosen, known = _words(text) or list(SEEDS), (*SEEDS, *REAL_SEEDS)
     for name in chosen:
-        if name not in SEEDS:
-            raise UnknownIdError(f"there is no seed data set {name!r}", instead=f"Known are {', '.join(SEEDS)}.")
+        if name not in known:
+            raise UnknownIdError(f"there is no seed data set {name!r}", instead=f"Known are {', '.join(known)}.")
     return chosen
 
-
-def _roles(url: str, model: str, key_env: str) -> Sequence | None:
-    """Return roles with a language model behind them, or nothing for the procedural ones."""
-    if not url:
-        return None
-    from rl_oodkit.mle.chat_client import ChatClient
-    from rl_oodkit.mle.llm_roles import llm_roles
-
-    return llm_roles(ChatClient(url, model or "default", api_key_env=key_env))
-
-# %% ../nbs/cli_tasks.ipynb #gen
-def _gen(
-    out: Annotated[Path, typer.Option(help="Folder of the suite.")],
-    seeds: Annotated[str, typer.Option(help="Seed data sets, separated by commas; all when left out.")] = "",
-    n: Annotated[int, typer.Option(help="How many tasks to try.")] = 4,
-    suite: Annotated[str, typer.Option(help="Rebuild a released suite instead, such as micro-1.")] = "",
-    split: Annotated[str, typer.Option(help="Split that the tasks are written into.")] = "train",
-    references: Annotated[int, typer.Option(help="References of each board.")] = 40,
-    preset: Annotated[str, typer.Option(help="Rule of the medals: kaggle1000, mlebench or ladder.")] = "kaggle1000",
-    seed: Annotated[int, typer.Option(help="Root of all random choices.")] = 0,
-    base_url: Annotated[str, typer.Option(help="A chat service that plays the roles; procedural when left out.")] = "",
-    model: Annotated[str, typer.Option(help="Its model.")] = "",
-    api_key_env: Annotated[str, typer.Option(help="Environment variable that holds its key.")] = "",
-) -> None:
-    """Make tasks and write them."""
-    if suite:
-        _rebuild(suite, out)
-        return
-    _check_gen(n, split, references, seed, preset)
-    from rl_oodkit.mle.dna import GENERATOR_VERSION
-    from rl_oodkit.mle.roles import GenerationContext
-
-    names = _known_seeds(seeds)
-    identity = [GENERATOR_VERSION, names, split, references, preset, seed, base_url, model]
-    work = _Work(
-        out, split, GenerationContext(seed, references, preset), _roles(base_url, model, api_key_env), identity
-    )
-    made = _make_all(work, [names[i % len(names)] for i in range(n)])
-    if not made:
-        raise StoreError(f"none of {n} tasks was accepted", where=str(out), instead="Try more, or other seeds.")
-    typer.echo(f"{made} of {n} tasks in {out}")
-
-
+# %% ../nbs/cli_tasks.ipynb #check-gen
 def _check_gen(n: int, split: str, references: int, seed: int, preset: str) -> None:
     """Refuse what cannot be generated, before anything is."""
     from rl_oodkit.core.errors import check_integer
@@ -85,6 +44,51 @@ def _check_gen(n: int, split: str, references: int, seed: int, preset: str) -> N
         raise UnknownIdError(f"there is no preset {preset!r}", instead=f"Presets are {', '.join(PRESETS)}.")
     for name, value, least in (("--n", n, 1), ("--references", references, 4), ("--seed", seed, 0)):
         check_integer(value, name, minimum=least)
+
+# %% ../nbs/cli_tasks.ipynb #roles
+def _roles(url: str, model: str, key_env: str) -> Sequence | None:
+    """Return roles with a language model behind them, or nothing for the procedural ones."""
+    if not url:
+        return None
+    from rl_oodkit.mle.chat_client import ChatClient
+    from rl_oodkit.mle.llm_roles import llm_roles
+
+    return llm_roles(ChatClient(url, model or "default", api_key_env=key_env))
+
+# %% ../nbs/cli_tasks.ipynb #log-gates
+def _log_gates(out: Path, task: Any) -> None:
+    """Append the verdicts of a task to the suite's log."""
+    from rl_oodkit.mle.ledger import append_lines
+
+    verdicts = [gate._asdict() if hasattr(gate, "_asdict") else vars(gate) for gate in task.gates]
+    rows = [{"task": task.name} | {k: v for k, v in gate.items() if k != "Index"} for gate in verdicts]
+    append_lines(out / "logs" / "gates.jsonl", rows)
+
+
+def _logged(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Read the verdicts of a suite by task, the last one of each gate."""
+    from rl_oodkit.core.reading import blame, from_dict
+    from rl_oodkit.mle.gates import GateResult
+
+    path, found = folder / "logs" / "gates.jsonl", {}
+    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
+        with blame(f"{path}:{number}"):
+            row = json.loads(line.decode())
+            task = str(row.pop("task"))
+            gate = from_dict(GateResult, row)
+            found.setdefault(task, {})[gate.number] = vars(gate)
+    return {task: list(gates.values()) for task, gates in found.items()}
+
+# %% ../nbs/cli_tasks.ipynb #write-made
+def _write_made(out: Path, split: str, done: Any) -> tuple[str, int, str]:
+    """Write what became of a candidate, and return the task's name, the attempts and a remark."""
+    from rl_oodkit.mle.files import write_task
+
+    if done.task is None:
+        return "", done.attempts, "; ".join(done.reasons)
+    write_task(out, done.task, split=split)
+    _log_gates(out, done.task)
+    return done.task.name, done.attempts, f"{done.task.name} ({done.task.meta.modality}, {done.task.meta.target})"
 
 # %% ../nbs/cli_tasks.ipynb #work
 class _Work:
@@ -101,7 +105,6 @@ class _Work:
 
     def settle(self, name: str, index: int) -> tuple[Any, bool]:
         """Return what became of a candidate, and whether that was known."""
-        from rl_oodkit.mle.files import write_task
         from rl_oodkit.mle.ledger import recall
         from rl_oodkit.mle.orchestrator import make_task
 
@@ -109,12 +112,10 @@ class _Work:
         if known and (not known.task or recall(self.out, known.task, self.split, self.context)):
             return known, True
         done = make_task(name, index, self.context, roles=self.roles, log=self.log)
-        if done.task is None:
-            return self.ledger.add(index, "", done.attempts, "; ".join(done.reasons)), False
-        write_task(self.out, done.task, split=self.split)
-        _log_gates(self.out, done.task)
-        said = f"{done.task.name} ({done.task.meta.modality}, {done.task.meta.target})"
-        return self.ledger.add(index, done.task.name, done.attempts, said), False
+        return self.ledger.add(index, *_write_made(self.out, self.split, done)), False
+
+# %% ../nbs/cli_tasks.ipynb #make-all
+_AGAIN = "Give the same command again: it keeps these and goes on with the others."
 
 
 def _make_all(work: _Work, names: Sequence[str]) -> int:
@@ -130,17 +131,43 @@ def _make_all(work: _Work, names: Sequence[str]) -> int:
         raise RunInterrupted(what, where=str(work.out), instead=_AGAIN) from None
     return made
 
+# %% ../nbs/cli_tasks.ipynb #gen-options
+_Seeds = Annotated[str, typer.Option(help="Seed data sets, separated by commas; all when left out.")]
+_Number = Annotated[int, typer.Option(help="How many tasks to try.")]
+_Released = Annotated[str, typer.Option(help="Rebuild a released suite instead, such as micro-1.")]
+_Split = Annotated[str, typer.Option(help="Split that the tasks are written into.")]
+_References = Annotated[int, typer.Option(help="References of each board.")]
+_Preset = Annotated[str, typer.Option(help="Rule of the medals: kaggle1000, mlebench or ladder.")]
+_Seed = Annotated[int, typer.Option(help="Root of all random choices.")]
+_Service = Annotated[str, typer.Option(help="A chat service that plays the roles; procedural when left out.")]
+_Model = Annotated[str, typer.Option(help="Its model.")]
+_KeyEnv = Annotated[str, typer.Option(help="Environment variable that holds its key.")]
 
-_AGAIN = "Give the same command again: it keeps these and goes on with the others."
+# %% ../nbs/cli_tasks.ipynb #rebuild-one
+def _rebuild_one(out: Path, record: Any) -> list[str]:
+    """Write one released task, and return its name if it differs from the release."""
+    from rl_oodkit.mle.files import write_task
+    from rl_oodkit.mle.records import digest_of
+
+    task = record.task()
+    write_task(out, task, split=record.split)
+    _log_gates(out, task)
+    return [] if digest_of(task.tables) == record.digest else [task.name]
 
 
-def _log_gates(out: Path, task: Any) -> None:
-    """Append the verdicts of a task to the suite's log."""
-    from rl_oodkit.mle.ledger import append_lines
+def _is_whole(out: Path, record: Any) -> bool:
+    """Tell whether a released task is written already, with the tables of the release."""
+    from rl_oodkit.mle.records import files_digest
+    from rl_oodkit.mle.suite import Suite
 
-    verdicts = [gate._asdict() if hasattr(gate, "_asdict") else vars(gate) for gate in task.gates]
-    rows = [{"task": task.name} | {k: v for k, v in gate.items() if k != "Index"} for gate in verdicts]
-    append_lines(out / "logs" / "gates.jsonl", rows)
+    try:
+        suite, name = Suite(out), record.dna.name
+        if name not in suite.ids(record.split) or not suite.check(name):
+            return False
+        tables = {p.name: p.read_bytes() for p in (suite.folder(name) / "public").glob("*.csv")}
+        return files_digest(tables) == record.digest
+    except StoreError:
+        return False
 
 # %% ../nbs/cli_tasks.ipynb #rebuild
 def _rebuild(suite: str, out: Path) -> None:
@@ -162,33 +189,53 @@ def _rebuild(suite: str, out: Path) -> None:
     if differing:
         raise DamagedFileError(f"{len(differing)} tasks differ from the release", where=", ".join(differing[:3]))
 
+# %% ../nbs/cli_tasks.ipynb #gen
+def _gen(
+    out: Annotated[Path, typer.Option(help="Folder of the suite.")],
+    seeds: _Seeds = "", n: _Number = 4, suite: _Released = "", split: _Split = "train",
+    references: _References = 40, preset: _Preset = "kaggle1000", seed: _Seed = 0,
+    base_url: _Service = "", model: _Model = "", api_key_env: _KeyEnv = "",
+) -> None:  # fmt: skip
+    """Make tasks and write them."""
+    if suite:
+        _rebuild(suite, out)
+        return
+    _check_gen(n, split, references, seed, preset)
+    from rl_oodkit.mle.dna import GENERATOR_VERSION
+    from rl_oodkit.mle.roles import GenerationContext
 
-def _rebuild_one(out: Path, record: Any) -> list[str]:
-    """Write one released task, and return its name if it differs from the release."""
-    from rl_oodkit.mle.files import write_task
-    from rl_oodkit.mle.records import digest_of
+    names, context = _known_seeds(seeds), GenerationContext(seed, references, preset)
+    identity = [GENERATOR_VERSION, names, split, references, preset, seed, base_url, model]
+    work = _Work(out, split, context, _roles(base_url, model, api_key_env), identity)
+    made = _make_all(work, [names[i % len(names)] for i in range(n)])
+    if not made:
+        raise StoreError(f"none of {n} tasks was accepted", where=str(out), instead="Try more, or other seeds.")
+    typer.echo(f"{made} of {n} tasks in {out}")
 
-    task = record.task()
-    write_task(out, task, split=record.split)
-    _log_gates(out, task)
-    return [] if digest_of(task.tables) == record.digest else [task.name]
+# %% ../nbs/cli_tasks.ipynb #asked-again
+def _asked_again(suite: Any, name: str) -> list[str]:
+    """Ask the gates about the files again, and list those that fail."""
+    from rl_oodkit.mle.audits import answer_shares
+    from rl_oodkit.mle.gates import answer_gate, schema_gate, words_gate
+    from rl_oodkit.mle.ladder import order_gate
+    from rl_oodkit.mle.writer import missing_words, wording_leaks
+
+    public, private = suite.public(name), suite.load(name)
+    judge, text = private.judge, public.description
+    results = [
+        schema_gate(judge.grade(public.sample_submission).reason),
+        answer_gate(answer_shares(public, judge.answers.y)),
+        order_gate(judge.thresholds),
+        words_gate(missing_words(text, public.meta), wording_leaks(text, private.dna)),
+    ]
+    return [f"{g.number} {g.name} (asked again)" for g in results if not g.passed]
 
 
-def _is_whole(out: Path, record: Any) -> bool:
-    """Tell whether a released task is written already, with the tables of the release."""
-    from rl_oodkit.mle.records import files_digest
-    from rl_oodkit.mle.suite import Suite
-
-    try:
-        suite, name = Suite(out), record.dna.name
-        if name not in suite.ids(record.split) or not suite.check(name):
-            return False
-        return (
-            files_digest({p.name: p.read_bytes() for p in (suite.folder(name) / "public").glob("*.csv")})
-            == record.digest
-        )
-    except StoreError:
-        return False
+def _shortcomings(suite: Any, name: str, verdicts: Sequence[dict[str, Any]]) -> list[str]:
+    """List what speaks against a task."""
+    bad = [f"{g['number']} {g['name']}" for g in verdicts if not g["passed"]] + _asked_again(suite, name)
+    complete = {g["number"] for g in verdicts} == set(range(1, 13))
+    return bad + ([] if complete else ["verdicts are missing from logs/gates.jsonl"])
 
 # %% ../nbs/cli_tasks.ipynb #gates
 def _gates(folder: Annotated[Path, typer.Argument(help="Folder of the suite.")]) -> None:
@@ -197,54 +244,16 @@ def _gates(folder: Annotated[Path, typer.Argument(help="Folder of the suite.")])
 
     suite = Suite(folder)
     typer.echo(f"{suite.check()} files are as the manifest says")
-    failed = 0
-    logged = _logged(folder)
+    logged, failed = _logged(folder), 0
     for name in suite.ids():
         verdicts = logged.get(name, [])
-        bad = [f"{g['number']} {g['name']}" for g in verdicts if not g["passed"]] + _asked_again(suite, name)
-        complete = {g["number"] for g in verdicts} == set(range(1, 13))
-        bad += [] if complete else ["verdicts are missing from logs/gates.jsonl"]
+        bad = _shortcomings(suite, name, verdicts)
         failed += bool(bad)
-        known = f"{len(logged.get(name, []))} verdicts"
-        typer.echo(f"{name}  {known}  {'failed: ' + ', '.join(bad) if bad else 'passed'}")
+        typer.echo(f"{name}  {len(verdicts)} verdicts  {'failed: ' + ', '.join(bad) if bad else 'passed'}")
     if failed:
         raise ParameterError(f"{failed} of {len(suite)} tasks fail a gate", where=str(folder))
 
-
-def _logged(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """Read the verdicts of a suite by task, the last one of each gate."""
-    from rl_oodkit.core.reading import blame, from_dict
-    from rl_oodkit.mle.gates import GateResult
-
-    path, found = folder / "logs" / "gates.jsonl", {}
-    for number, line in enumerate(path.read_bytes().splitlines() if path.exists() else [], 1):
-        with blame(f"{path}:{number}"):
-            row = json.loads(line.decode())
-            task = str(row.pop("task"))
-            gate = from_dict(GateResult, row)
-            found.setdefault(task, {})[gate.number] = vars(gate)
-    return {task: list(gates.values()) for task, gates in found.items()}
-
-
-def _asked_again(suite: object, name: str) -> list[str]:
-    """Ask the gates about the files again, and list those that fail."""
-    from rl_oodkit.mle.audits import answer_shares
-    from rl_oodkit.mle.gates import answer_gate, schema_gate, words_gate
-    from rl_oodkit.mle.ladder import order_gate
-    from rl_oodkit.mle.writer import missing_words, wording_leaks
-
-    public, private = suite.public(name), suite.load(name)
-    judge = private.judge
-    words = words_gate(missing_words(public.description, public.meta), wording_leaks(public.description, private.dna))
-    results = [
-        schema_gate(judge.grade(public.sample_submission).reason),
-        answer_gate(answer_shares(public, judge.answers.y)),
-        order_gate(judge.thresholds),
-        words,
-    ]
-    return [f"{g.number} {g.name} (asked again)" for g in results if not g.passed]
-
-# %% ../nbs/cli_tasks.ipynb #grade
+# %% ../nbs/cli_tasks.ipynb #task-folder
 def _task_folder(task: Path) -> tuple[Path, str]:
     """Return the suite and the name of a task's folder."""
     folder = task.resolve()
@@ -253,7 +262,21 @@ def _task_folder(task: Path) -> tuple[Path, str]:
         raise StoreError("this is not the folder of a task", where=str(task), instead="Give SUITE/tasks/NAME.")
     return folder.parent.parent, folder.name
 
+# %% ../nbs/cli_tasks.ipynb #told
+def _told(report: Any) -> list[str]:
+    """Return a report in words."""
+    if not report.valid:
+        return [f"status      {report.status}"]
+    lines = [f"score       {report.score:.5f} on the private rows, {report.public_score:.5f} on the public ones"]
+    lines += [f"medal       {report.medal or 'none'}, {'above' if report.above_median else 'not above'} the median"]
+    if report.interval is not None:
+        sure = f"this tier in {100 * report.tier_probabilities[report.tier]:.0f} % of resamples"
+        lines += [f"interval    {report.interval[0]:.5f} to {report.interval[1]:.5f}; {sure}"]
+    known = f"{report.regret:.5f} to the known optimum, {report.ceiling_regret:.5f} to the trained ceiling"
+    share = f"{report.normalised:.3f} (0 sample submission, 1 optimum); peer rank {report.peer_rank:.3f}"
+    return [*lines, f"regret      {known}", f"normalised  {share}"]
 
+# %% ../nbs/cli_tasks.ipynb #grade
 def _grade(
     task: Annotated[Path, typer.Argument(help="Folder of the task, SUITE/tasks/NAME.")],
     submission: Annotated[Path, typer.Argument(help="A CSV file.")],
@@ -270,29 +293,22 @@ def _grade(
     if not report.valid:
         raise SubmissionError(report.reason, where=str(submission))
 
-
-def _told(report: object) -> list[str]:
-    """Return a report in words."""
-    if not report.valid:
-        return [f"status      {report.status}"]
-    lines = [f"score       {report.score:.5f} on the private rows, {report.public_score:.5f} on the public ones"]
-    lines += [f"medal       {report.medal or 'none'}, {'above' if report.above_median else 'not above'} the median"]
-    if report.interval is not None:
-        sure = f"this tier in {100 * report.tier_probabilities[report.tier]:.0f} % of resamples"
-        lines += [f"interval    {report.interval[0]:.5f} to {report.interval[1]:.5f}; {sure}"]
-    lines += [
-        f"regret      {report.regret:.5f} to the known optimum, {report.ceiling_regret:.5f} to the trained ceiling"
-    ]
-    return lines + [
-        f"normalised  {report.normalised:.3f} (0 sample submission, 1 optimum); peer rank {report.peer_rank:.3f}"
-    ]
+# %% ../nbs/cli_tasks.ipynb #check-room
+def _check_room(folder: Path, out: Path, force: bool) -> None:
+    """Raise unless a suite may be exported to a place."""
+    if folder.resolve() in (out.resolve(), *out.resolve().parents):
+        raise ParameterError("a suite cannot be exported into itself", where=str(out), instead="Give another folder.")
+    if out.is_dir() and any(out.iterdir()) and not force:
+        instead = "Give another folder, or replace files of the same name with --force."
+        raise StoreError("the folder of the export has content", where=str(out), instead=instead)
 
 # %% ../nbs/cli_tasks.ipynb #export
 def _export(
     layout: Annotated[str, typer.Argument(help="mlebench or mledojo.")],
     folder: Annotated[Path, typer.Argument(help="Folder of the suite.")],
-    out: Annotated[Path, typer.Option(help="Where to write.")],
+    out: Annotated[Path, typer.Option(help="Where to write: a new folder, or an empty one.")],
     split: Annotated[str, typer.Option(help="One split; all when left out.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Write into a folder with content.")] = False,
 ) -> None:
     """Write a suite in another benchmark's layout."""
     from rl_oodkit.mle.export import export_mlebench, export_mledojo
@@ -302,8 +318,7 @@ def _export(
     if layout not in layouts:
         raise UnknownIdError(f"there is no layout {layout!r}", instead=f"Layouts are {', '.join(layouts)}.")
     suite = Suite(folder)
-    if folder.resolve() in (out.resolve(), *out.resolve().parents):
-        raise ParameterError("a suite cannot be exported into itself", where=str(out), instead="Give another folder.")
+    _check_room(folder, out, force)
     for name in suite.ids(split or None):
         layouts[layout](suite.public(name), suite.judge(name), out)
     typer.echo(f"{len(suite.ids(split or None))} tasks in {out}")

@@ -36,7 +36,7 @@ class Question:
     base: Pipeline | None = None  # to be changed in one slot
     free: str = ""  # that slot; its option must become another one
 
-
+# %% ../../nbs/mle/62a_agents.ipynb #agent
 class Agent(Protocol):
     """Answer questions with pipelines.
 
@@ -87,7 +87,40 @@ def allowed_by(question: Question) -> np.ndarray:
         fixed[slot] = exists[slot] & ~fixed[slot]
     return fixed
 
+# %% ../../nbs/mle/62a_agents.ipynb #answers
+def _answers(
+    policy: GrammarPolicy, questions: Sequence[Question], length: int, rng: np.random.Generator
+) -> list[Pipeline]:
+    """Answer questions that show equally many attempts."""
+    shape = (len(questions), length)
+    tokens = [indices_of(a.pipeline) for q in questions for a in q.past]
+    feedback = [a.feedback for q in questions for a in q.past]
+    written = policy.sample(
+        np.stack([q.arena.landmarks for q in questions]),
+        rng,
+        np.reshape(tokens, (*shape, policy.spec.slots)),
+        np.reshape(feedback, (*shape, policy.spec.feedback)),
+        np.stack([allowed_by(q) for q in questions]),
+    )
+    return [pipeline_of(row) for row in written]
 
+# %% ../../nbs/mle/62a_agents.ipynb #check-policy
+def _check_policy(policy: GrammarPolicy, name: str) -> None:
+    """Raise if a policy writes something else than pipelines."""
+    sizes = tuple(len(words) for words in vocabulary())
+    if (policy.spec.sizes, policy.spec.feedback) != (sizes, len(FEEDBACK)):
+        what = f"{name} writes lists of {policy.spec.sizes} options after {policy.spec.feedback} numbers"
+        instead = f"Pipelines are lists of {sizes} after {len(FEEDBACK)}: train a policy for them."
+        raise ParameterError(what, where="PolicyAgent", instead=instead)
+
+
+def _check_tasks(policy: GrammarPolicy, name: str, questions: Sequence[Question]) -> None:
+    """Raise if tasks are described by other landmarks than the policy reads."""
+    for width in {len(q.arena.landmarks) for q in questions} - {policy.spec.context}:
+        what = f"{name} reads {policy.spec.context} landmarks of a task, and a task has {width}"
+        raise ParameterError(what, where="PolicyAgent", instead="Train it on tasks of this description.")
+
+# %% ../../nbs/mle/62a_agents.ipynb #policy-agent-2
 class PolicyAgent:
     """Let a trained policy answer questions.
 
@@ -114,37 +147,14 @@ class PolicyAgent:
     """
 
     def __init__(self, policy: GrammarPolicy, name: str = "policy") -> None:
-        sizes = tuple(len(words) for words in vocabulary())
-        if (policy.spec.sizes, policy.spec.feedback) != (sizes, len(FEEDBACK)):
-            what = f"{name} writes lists of {policy.spec.sizes} options after {policy.spec.feedback} numbers"
-            instead = f"Pipelines are lists of {sizes} after {len(FEEDBACK)}: train a policy for them."
-            raise ParameterError(what, where="PolicyAgent", instead=instead)
+        _check_policy(policy, name)
         self.policy, self.name = policy, name
 
     def propose(self, questions: Sequence[Question], rng: np.random.Generator) -> list[Pipeline]:
         """Return one pipeline for each question."""
-        for width in {len(q.arena.landmarks) for q in questions} - {self.policy.spec.context}:
-            what = f"{self.name} reads {self.policy.spec.context} landmarks of a task, and a task has {width}"
-            raise ParameterError(what, where="PolicyAgent", instead="Train it on tasks of this description.")
+        _check_tasks(self.policy, self.name, questions)
         found: dict[int, Pipeline] = {}
         for length in sorted({len(q.past) for q in questions}):
             rows = [i for i, q in enumerate(questions) if len(q.past) == length]
             found |= dict(zip(rows, _answers(self.policy, [questions[i] for i in rows], length, rng)))
         return [found[i] for i in range(len(questions))]
-
-
-def _answers(
-    policy: GrammarPolicy, questions: Sequence[Question], length: int, rng: np.random.Generator
-) -> list[Pipeline]:
-    """Answer questions that show equally many attempts."""
-    shape = (len(questions), length)
-    tokens = [indices_of(a.pipeline) for q in questions for a in q.past]
-    feedback = [a.feedback for q in questions for a in q.past]
-    written = policy.sample(
-        np.stack([q.arena.landmarks for q in questions]),
-        rng,
-        np.reshape(tokens, (*shape, policy.spec.slots)),
-        np.reshape(feedback, (*shape, policy.spec.feedback)),
-        np.stack([allowed_by(q) for q in questions]),
-    )
-    return [pipeline_of(row) for row in written]

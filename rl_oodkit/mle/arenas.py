@@ -27,6 +27,18 @@ from .practitioner import cell_of
 from .suite import Suite
 from .toys import toy_task
 
+# %% ../../nbs/mle/59_arenas.ipynb #yardsticks
+def _relative(score: float, sample: float, best: float) -> float:
+    """Return the share of the way from a sample's score to the best one, in [-1, 1]."""
+    width = best - sample
+    return float(np.clip((score - sample) / width, -1, 1)) if 0 < abs(width) < np.inf else 0.0
+
+
+def _rank(score: float, board: np.ndarray, lower_is_better: bool) -> float:
+    """Return the share of references that a score matches or beats, 0 without a board."""
+    sign = -1.0 if lower_is_better else 1.0
+    return float(np.mean(sign * score >= sign * board)) if len(board) else 0.0
+
 # %% ../../nbs/mle/59_arenas.ipynb #arena
 @dataclass(frozen=True, eq=False)
 class Arena:
@@ -84,14 +96,11 @@ class Arena:
 
     def relative(self, public_score: float) -> float:
         """Return the share of the way from the sample submission to a perfect score, in [-1, 1]."""
-        width = task_metric(self.meta.metric).best - self.sample_public
-        return float(np.clip((public_score - self.sample_public) / width, -1, 1)) if 0 < abs(width) < np.inf else 0.0
+        return _relative(public_score, self.sample_public, task_metric(self.meta.metric).best)
 
     def public_rank(self, public_score: float) -> float:
         """Return the share of references that a public score matches or beats, 0 without a board."""
-        sign = -1.0 if self.meta.lower_is_better else 1.0
-        board = self.public_board
-        return float(np.mean(sign * public_score >= sign * board)) if len(board) else 0.0
+        return _rank(public_score, self.public_board, self.meta.lower_is_better)
 
 # %% ../../nbs/mle/59_arenas.ipynb #make-arena
 def make_arena(public: PublicTask, judge: Judge, board: pd.DataFrame | None = None) -> Arena:
@@ -118,7 +127,7 @@ def make_arena(public: PublicTask, judge: Judge, board: pd.DataFrame | None = No
     """
     return Arena(public, judge, landmarks(public), board)
 
-
+# %% ../../nbs/mle/59_arenas.ipynb #check-arenas
 def check_arenas(arenas: Sequence[Arena]) -> tuple[Arena, ...]:
     """Return arenas that can be learned on together, or raise.
 
@@ -224,7 +233,7 @@ def suite_arenas(root: str | Path, split: str | None = None, *, private: str | P
         found.append(make_arena(suite.public(name), private_task.judge, private_task.board))
     return found
 
-# %% ../../nbs/mle/59_arenas.ipynb #cut
+# %% ../../nbs/mle/59_arenas.ipynb #labels
 def _numbers(meta: TaskMeta, labels: pd.Series) -> np.ndarray:
     """Return labels as the judge wants them: indices of classes, or numbers."""
     if meta.has_names:
@@ -291,7 +300,7 @@ def _arena(labelled: PublicTask, rows: int, name: str) -> Arena:
     marks = thresholds(board["private"].to_numpy(), sample, metric.best, ceiling, "mlebench", meta.lower_is_better)
     return make_arena(public, Judge(meta, answers, marks, board), board)
 
-
+# %% ../../nbs/mle/59_arenas.ipynb #toys-2
 _KINDS = (
     ("tabular", "binary"), ("signal", "regression"), ("image", "multiclass"), ("text", "binary"),
     ("series", "forecast"), ("tabular", "count"), ("multitable", "regression"), ("tabular", "ranking"),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from .probes import RIGHTS, Probe, parse
 
-# %% ../../nbs/mle/58a_attempts.ipynb #helpers
-HELPERS = """
+# %% ../../nbs/mle/58a_attempts.ipynb #calls
+_CALLS = """
 import ctypes, errno, fcntl, json, mmap, multiprocessing, os, resource, signal, socket, subprocess, sys, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
@@ -30,6 +30,10 @@ def reaches(number, *arguments):
         if error.errno in (errno.EPERM, errno.ENOSYS):
             raise
         return ["answered", error.errno]
+"""
+
+# %% ../../nbs/mle/58a_attempts.ipynb #file-helpers
+_FILES = """
 def done(function, *arguments):
     function(*arguments)
     return True
@@ -41,11 +45,17 @@ def touch(path, mode="r+b"):
     return True
 def nameless(folder):
     return done(os.close, os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600))
+def sized(fd, size):
+    return done(os.ftruncate, fd, size)
 def peek(pid):
     address = int(read(f"/proc/{pid}/maps").split(b"-")[0], 16)
     with open(f"/proc/{pid}/mem", "rb", buffering=0) as file:
         file.seek(address)
         return file.read(4)
+"""
+
+# %% ../../nbs/mle/58a_attempts.ipynb #process-helpers
+_PROCESSES = """
 def alive(fd):
     try:
         return fcntl.fcntl(fd, fcntl.F_GETFD) >= 0
@@ -68,10 +78,25 @@ def listen():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return done(s.listen)
-def sized(fd, size):
-    return done(os.ftruncate, fd, size)
+"""
+
+# %% ../../nbs/mle/58a_attempts.ipynb #share-helpers
+_MEMORY = """
 def reserve(size):
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+def threads(count):
+    gate, started = threading.Event(), []
+    try:
+        for _ in range(count):
+            thread = threading.Thread(target=gate.wait, daemon=True)
+            thread.start(), started.append(thread)
+    finally:
+        gate.set(), [thread.join() for thread in started]
+    return True
+"""
+
+# %% ../../nbs/mle/58a_attempts.ipynb #disk-helpers
+_DISKS = """
 def fill(count, size):
     names = [f"fill{i}" for i in range(count)]
     try:
@@ -89,15 +114,10 @@ def many(count):
     finally:
         [os.remove(name) for name in made]
     return True
-def threads(count):
-    gate, started = threading.Event(), []
-    try:
-        for _ in range(count):
-            thread = threading.Thread(target=gate.wait, daemon=True)
-            thread.start(), started.append(thread)
-    finally:
-        gate.set(), [thread.join() for thread in started]
-    return True
+"""
+
+# %% ../../nbs/mle/58a_attempts.ipynb #helpers
+_VERDICT = """
 def verdict(source):
     try:
         value = eval(source)
@@ -105,6 +125,7 @@ def verdict(source):
     except BaseException as error:
         return ["shut", errno.errorcode.get(getattr(error, "errno", 0) or 0, type(error).__name__)]
 """
+HELPERS = "".join(part[1:] for part in (_CALLS, _FILES, _PROCESSES, _MEMORY, _DISKS, _VERDICT))
 
 # %% ../../nbs/mle/58a_attempts.ipynb #probe-programs
 def probe_program(probes: tuple[Probe, ...], parameters: dict[str, object]) -> str:
@@ -131,7 +152,7 @@ def probe_program(probes: tuple[Probe, ...], parameters: dict[str, object]) -> s
     loop = f"print(json.dumps({{name: verdict(source) for name, source in {sources!r}.items()}}))\n"
     return f"{HELPERS}{inside}P = {parameters!r}\n{loop}"
 
-
+# %% ../../nbs/mle/58a_attempts.ipynb #control-program
 def control_program(probes: tuple[Probe, ...], parameters: dict[str, object], inherited: str) -> str:
     """Write the program that tries probes where nothing protects.
 
@@ -200,7 +221,7 @@ def escapes(probes: tuple[Probe, ...], said: str) -> dict[str, str]:
     wanted = {probe.name: [["shut", reason] for reason in probe.blocked] for probe in probes}
     return {name: ", ".join(verdict) for name, verdict in found.items() if verdict not in wanted[name]}
 
-# %% ../../nbs/mle/58a_attempts.ipynb #whole-steps
+# %% ../../nbs/mle/58a_attempts.ipynb #whole-step
 @dataclass(frozen=True)
 class WholeStep:
     """Hold a program that takes a step of its own, and how the step must end."""
@@ -211,53 +232,67 @@ class WholeStep:
     source: str  # Python
 
 
+def _late(*rows: tuple[str, str]) -> tuple[WholeStep, ...]:
+    """Name programs that must be ended by the clock."""
+    return tuple(WholeStep(name, "timeout", "more than", source) for name, source in rows)
+
+# %% ../../nbs/mle/58a_attempts.ipynb #endless
 _DEAF = """import signal, time, os
 for n in range(1, 64):
     try: signal.signal(n, signal.SIG_IGN)
     except Exception: pass
 """
-_FILE = "import os\n{}\n"
-WHOLE_STEPS = tuple(
-    WholeStep(*row)
-    for row in (
-        ("endless-loop", "timeout", "more than", "while True: pass"),
-        ("deaf-loop", "timeout", "more than", _DEAF + "while True: pass"),
-        ("deaf-sleep", "timeout", "more than", _DEAF + "time.sleep(1000)"),
-        (
-            "stopped-by-itself",
-            "timeout",
-            "more than",
-            "import os, signal, time\nos.kill(os.getpid(), 19)\ntime.sleep(1000)",
-        ),
-        ("flood", "flood", "more output", "while True: print('x' * 1000)"),
-        ("one-long-line", "flood", "more output", "print('x' * 100_000_000)"),
-        ("flood-of-errors", "flood", "more output", "import os\nwhile True: os.write(2, b'x' * 65536)"),
-        (
-            "flood-without-waiting",
-            "flood",
-            "more output",
-            "import os\nos.set_blocking(1, False)\nwhile True:\n"
-            "    try: os.write(1, b'x' * 4096)\n    except BlockingIOError: pass",
-        ),
-        ("memory-for-good", "error", "exit code 1", "x = bytearray(10 << 30)"),
-        ("crash", "killed", "SIGSEGV", "import ctypes\nctypes.string_at(1)"),
-        ("foreign-table", "killed", "SIGSYS", "import ctypes\nctypes.CDLL(None).syscall(ctypes.c_long(0x40000027))"),
-        ("early-exit", "ok", "no submission.csv", "import os\nos._exit(0)"),
-        ("exit-126", "error", "exit code 126", "import sys\nsys.exit(126)"),
-        ("exit-70", "error", "exit code 70", "import os\nos._exit(70)"),
-        ("late-exit", "ok", "no submission.csv", "import atexit, sys\natexit.register(print, 'late')\nsys.exit()"),
-        ("endless-recursion", "error", "exit code 1", "def f(): f()\nf()"),
-        ("no-program", "error", "exit code 1", "this is not Python"),
-        ("broken-output", "ok", "no submission.csv", "import sys\nsys.stdout = sys.stderr = None"),
-        (
-            "daemon",
-            "error",
-            "exit code 1",
-            "import os\nos.fork() and os._exit(0)\nos.setsid()\nos.fork() and os._exit(0)",
-        ),
-        ("submission-link", "ok", "cannot be opened", _FILE.format("os.symlink('/etc/passwd', 'submission.csv')")),
-        ("submission-folder", "ok", "not a regular file", _FILE.format("os.mkdir('submission.csv')")),
-        ("submission-large", "ok", "allowed are", _FILE.format("open('submission.csv', 'w').write('1' * (30 << 20))")),
-        ("submission-sparse", "ok", "allowed are", _FILE.format("open('submission.csv', 'w').truncate(31 << 20)")),
+_ENDLESS = _late(
+    ("endless-loop", "while True: pass"),
+    ("deaf-loop", _DEAF + "while True: pass"),
+    ("deaf-sleep", _DEAF + "time.sleep(1000)"),
+    ("stopped-by-itself", "import os, signal, time\nos.kill(os.getpid(), 19)\ntime.sleep(1000)"),
+)
+
+# %% ../../nbs/mle/58a_attempts.ipynb #floods
+_IMPATIENT = """import os
+os.set_blocking(1, False)
+while True:
+    try: os.write(1, b'x' * 4096)
+    except BlockingIOError: pass"""
+_FLOODS = tuple(
+    WholeStep(name, "flood", "more output", source)
+    for name, source in (
+        ("flood", "while True: print('x' * 1000)"),
+        ("one-long-line", "print('x' * 100_000_000)"),
+        ("flood-of-errors", "import os\nwhile True: os.write(2, b'x' * 65536)"),
+        ("flood-without-waiting", _IMPATIENT),
     )
 )
+
+# %% ../../nbs/mle/58a_attempts.ipynb #deaths
+_DEATHS = (
+    WholeStep("memory-for-good", "error", "exit code 1", "x = bytearray(10 << 30)"),
+    WholeStep("crash", "killed", "SIGSEGV", "import ctypes\nctypes.string_at(1)"),
+    WholeStep(
+        "foreign-table", "killed", "SIGSYS", "import ctypes\nctypes.CDLL(None).syscall(ctypes.c_long(0x40000027))"
+    ),
+)
+_DAEMON = "import os\nos.fork() and os._exit(0)\nos.setsid()\nos.fork() and os._exit(0)"
+_EXITS = (
+    WholeStep("early-exit", "ok", "no submission.csv", "import os\nos._exit(0)"),
+    WholeStep("exit-126", "error", "exit code 126", "import sys\nsys.exit(126)"),
+    WholeStep("exit-70", "error", "exit code 70", "import os\nos._exit(70)"),
+    WholeStep("late-exit", "ok", "no submission.csv", "import atexit, sys\natexit.register(print, 'late')\nsys.exit()"),
+    WholeStep("endless-recursion", "error", "exit code 1", "def f(): f()\nf()"),
+    WholeStep("no-program", "error", "exit code 1", "this is not Python"),
+    WholeStep("broken-output", "ok", "no submission.csv", "import sys\nsys.stdout = sys.stderr = None"),
+    WholeStep("daemon", "error", "exit code 1", _DAEMON),
+)
+
+# %% ../../nbs/mle/58a_attempts.ipynb #whole-steps
+_GAMES = tuple(
+    WholeStep(name, "ok", reason, f"import os\n{source}\n")
+    for name, reason, source in (
+        ("submission-link", "cannot be opened", "os.symlink('/etc/passwd', 'submission.csv')"),
+        ("submission-folder", "not a regular file", "os.mkdir('submission.csv')"),
+        ("submission-large", "allowed are", "open('submission.csv', 'w').write('1' * (30 << 20))"),
+        ("submission-sparse", "allowed are", "open('submission.csv', 'w').truncate(31 << 20)"),
+    )
+)
+WHOLE_STEPS = _ENDLESS + _FLOODS + _DEATHS + _EXITS + _GAMES

@@ -7,7 +7,7 @@ __all__ = ['AGGREGATES', 'reproduced', 'aligned', 'answer_shares', 'strongest', 
            'side_audit']
 
 # %% ../../nbs/mle/84_audits.ipynb #audits-imports
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -176,7 +176,17 @@ def only(task: PublicTask, source: str) -> PublicTask:
     plain = replace(meta, modality="tabular", files=("train.csv", "test.csv"))
     return PublicTask(plain, reduced(task.train), reduced(task.test), task.sample_submission, {})
 
+# %% ../../nbs/mle/84_audits.ipynb #tiers
+def _tiers(told: Iterable[tuple[str, PublicTask]], tier: Callable[[np.ndarray], int]) -> pd.DataFrame:
+    """Return the tier of a small tree on each of some tasks of one column, as a table of source and tier."""
+    tree = Pipeline(impute="median", encode="ordinal", model="tree")
+    rows = []
+    for source, task in told:
+        outcome = run_pipeline(tree, task)
+        rows.append((source, tier(outcome.predictions) if outcome.good else 0))
+    return pd.DataFrame(rows, columns=["source", "tier"])
 
+# %% ../../nbs/mle/84_audits.ipynb #shortcut-audit
 def shortcut_audit(task: PublicTask, tier: Callable[[np.ndarray], int], most: int = 24) -> pd.DataFrame:
     """Score models that see one source each.
 
@@ -194,13 +204,8 @@ def shortcut_audit(task: PublicTask, tier: Callable[[np.ndarray], int], most: in
     DataFrame
         Columns `source` and `tier`; a model that fails has tier 0.
     """
-    tree = Pipeline(impute="median", encode="ordinal", model="tree")
     columns = [] if task.meta.modality == "text" else strongest(task, most)
-    rows = []
-    for source in [":id", ":order", *columns]:
-        outcome = run_pipeline(tree, only(task, source))
-        rows.append((source, tier(outcome.predictions) if outcome.status == "ok" else 0))
-    return pd.DataFrame(rows, columns=["source", "tier"])
+    return _tiers(((source, only(task, source)) for source in [":id", ":order", *columns]), tier)
 
 # %% ../../nbs/mle/84_audits.ipynb #aggregates
 AGGREGATES = ("mean", "std", "min", "max", "first", "last")
@@ -245,10 +250,12 @@ def side_audit(task: PublicTask, tier: Callable[[np.ndarray], int]) -> pd.DataFr
     DataFrame
         Columns `source` and `tier`; empty without side tables.
     """
-    tree, ids = Pipeline(impute="median", encode="ordinal", model="tree"), task.meta.id_column
-    rows = []
-    for source, values in aggregates(task).items():
-        told = [frame.assign(**{source: frame[ids].map(values)}) for frame in (task.train, task.test)]
-        outcome = run_pipeline(tree, only(replace(task, train=told[0], test=told[1]), source))
-        rows.append((source, tier(outcome.predictions) if outcome.status == "ok" else 0))
-    return pd.DataFrame(rows, columns=["source", "tier"])
+    ids = task.meta.id_column
+
+    def told() -> Iterator[tuple[str, PublicTask]]:
+        """Join one aggregate at a time to the tables, and show nothing else."""
+        for source, values in aggregates(task).items():
+            joined = [frame.assign(**{source: frame[ids].map(values)}) for frame in (task.train, task.test)]
+            yield source, only(replace(task, train=joined[0], test=joined[1]), source)
+
+    return _tiers(told(), tier)

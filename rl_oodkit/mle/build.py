@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['CEILING_ROWS', 'Lenient', 'optimum', 'Draft', 'named_baselines', 'ceiling_of', 'measured', 'board_of', 'placed',
-           'noise_of', 'board_utilities', 'difficulty']
+           'predicted_at', 'noise_of', 'board_utilities', 'ladder_gates', 'difficulty']
 
 # %% ../../nbs/mle/81_build.ipynb #build-imports
-from collections.abc import Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -16,14 +16,16 @@ import pandas as pd
 from ..core.errors import RlOodkitError
 from .dna import TaskDNA
 from .files import SyntheticTask, answers_of
+from .gates import GateResult, cost_gate
 from .grade import Judge
-from .ladder import utilities
+from .ladder import order_gate, reachable_gate, resolution_gate, spread_gate, utilities
 from .medals import Thresholds, thresholds, tier
+from .meta import PublicTask
 from .oracle import OracleReport, best_prediction, oracle_report
-from .pipeline import Pipeline, from_tokens, run_pipeline
+from .pipeline import Outcome, Pipeline, from_tokens, run_pipeline
 from .practitioner import population
 from .reader import read_submission
-from .references import AnswerScorer, ceiling, fit_board
+from .references import AnswerScorer, ceiling, fit_board, run_in_turn
 from .resampling import paired_difference
 from .tables import TaskTables, tables
 
@@ -76,6 +78,7 @@ class Draft:
     board: pd.DataFrame = field(repr=False)  # pipeline, public, private, seconds, status
     oracle: OracleReport  # the optimum
     thresholds: Thresholds  # the ladder
+    predictions: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False)  # of references, as far as kept
 
     @property
     def dna(self) -> TaskDNA:
@@ -146,6 +149,7 @@ def ceiling_of(built: TaskTables, rows: int = CEILING_ROWS) -> float:
 def measured(
     built: TaskTables, board: pd.DataFrame, *, preset: str = "kaggle1000", top: float | None = None,
     baselines: Sequence[int] | None = None, rows: int = CEILING_ROWS,
+    predictions: Mapping[str, np.ndarray] | None = None,
 ) -> Draft:  # fmt: skip
     """Return the draft of a task from its tables and its board.
 
@@ -163,6 +167,8 @@ def measured(
         Four rows of the board that the preset `ladder` reads its steps off; by default `named_baselines`.
     rows : int
         Training rows of the ceiling's models, fewer where columns and classes are many.
+    predictions : mapping of str to array of shape (n,) or (n, C), optional
+        What `board_of` kept.
 
     Returns
     -------
@@ -182,10 +188,12 @@ def measured(
     named = named_baselines(board) if baselines is None else list(baselines)
     scores = board["private"].to_numpy(np.float64)[named if preset == "ladder" else slice(None)]
     steps = thresholds(scores, start, best.bayes_private, best.ceiling, preset, meta.lower_is_better)
-    return Draft(built, board, best, steps)
+    return Draft(built, board, best, steps, predictions or {})
 
 # %% ../../nbs/mle/81_build.ipynb #board-of
-def board_of(built: TaskTables, references: int = 40, skip: int = 0) -> pd.DataFrame:
+def board_of(
+    built: TaskTables, references: int = 40, skip: int = 0, kept: MutableMapping[str, np.ndarray] | None = None
+) -> pd.DataFrame:
     """Let the first references of the cell's population solve a task.
 
     Parameters
@@ -196,13 +204,23 @@ def board_of(built: TaskTables, references: int = 40, skip: int = 0) -> pd.DataF
         How many; 40 serve learning, 200 a released suite.
     skip : int
         References at the head of the population that are left out.
+    kept : mutable mapping of str to array of shape (n,) or (n, C), optional
+        Receives the predictions of each reference that ran, by its name.
 
     Returns
     -------
     DataFrame
         Columns `pipeline`, `public`, `private`, `seconds`, `status`.
     """
-    return fit_board(built.public, Lenient(built), population(built.meta, references)[skip:])
+    kept = {} if kept is None else kept
+
+    def run(jobs: Sequence[tuple[PublicTask, Pipeline]]) -> list[Outcome]:
+        """Run the references in turn, and keep what they predict."""
+        outcomes = run_in_turn(jobs)
+        kept.update({str(p): o.predictions for (_, p), o in zip(jobs, outcomes, strict=True) if o.good})
+        return outcomes
+
+    return fit_board(built.public, Lenient(built), population(built.meta, references)[skip:], run=run)
 
 # %% ../../nbs/mle/81_build.ipynb #placed
 def placed(draft: Draft, level: float) -> Pipeline:
@@ -223,6 +241,26 @@ def placed(draft: Draft, level: float) -> Pipeline:
     return from_tokens(draft.board["pipeline"][distance.idxmin()])
 
 
+def predicted_at(draft: Draft, level: float) -> np.ndarray:
+    """Return what the reference predicts whose private score is nearest a level.
+
+    Parameters
+    ----------
+    draft : Draft
+        A measured task.
+    level : float
+        A score, such as a threshold.
+
+    Returns
+    -------
+    array of shape (n,) or (n, C)
+        In the order of the test table.
+    """
+    reference = placed(draft, level)
+    known = draft.predictions.get(str(reference))
+    return run_pipeline(reference, draft.tables.public).predictions if known is None else known
+
+# %% ../../nbs/mle/81_build.ipynb #noise-of
 def noise_of(draft: Draft, first: np.ndarray, second: np.ndarray, resamples: int = 200) -> float:
     """Return the standard error of the difference between two predictions on the private rows.
 
@@ -264,6 +302,30 @@ def board_utilities(draft: Draft) -> np.ndarray:
     """
     sign = -1.0 if draft.thresholds.lower_is_better else 1.0
     return sign * draft.board["private"].to_numpy(np.float64)
+
+# %% ../../nbs/mle/81_build.ipynb #ladder-gates
+def ladder_gates(draft: Draft) -> list[GateResult]:
+    """Ask the gates about the ladder: 4 order, 5 reachable, 6 resolution, 7 spread, 10 cost.
+
+    Parameters
+    ----------
+    draft : Draft
+        A measured task.
+
+    Returns
+    -------
+    list of GateResult
+    """
+    t, sign = draft.thresholds, -1.0 if draft.thresholds.lower_is_better else 1.0
+    best = (sign * draft.board["private"]).max() * sign
+    top, gold, median = (predicted_at(draft, level) for level in (best, t.gold, t.median))
+    return [
+        order_gate(t),
+        reachable_gate(sign * best, sign * t.oracle, noise_of(draft, top, optimum(draft.tables)), sign * t.gold),
+        resolution_gate(t, noise_of(draft, gold, median)),
+        spread_gate(t),
+        cost_gate(draft.board["seconds"].to_numpy()),
+    ]
 
 # %% ../../nbs/mle/81_build.ipynb #difficulty
 def difficulty(draft: Draft, tries: int = 16) -> dict[str, float]:

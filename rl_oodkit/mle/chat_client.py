@@ -16,7 +16,7 @@ from typing import Any
 from ..core.errors import ParameterError, ServiceError, check_integer, check_real, shown
 from .transport import CallLimits, check_url, parse_json, post_json
 
-# %% ../../nbs/mle/72_chat_client.ipynb #schema-error
+# %% ../../nbs/mle/72_chat_client.ipynb #validator
 @lru_cache(maxsize=64)
 def _validator(schema: str) -> Any:
     """Return the compiled form of a schema, which is checked once; roles ask with the same few again and again."""
@@ -26,7 +26,7 @@ def _validator(schema: str) -> Any:
     Draft202012Validator.check_schema(json.loads(schema))
     return Draft202012Validator(json.loads(schema), registry=Registry())
 
-
+# %% ../../nbs/mle/72_chat_client.ipynb #schema-error
 def schema_error(value: Any, schema: dict[str, Any]) -> str:
     """Say what is wrong with a value, as its schema sees it.
 
@@ -128,7 +128,7 @@ def _count(usage: Any, name: str, where: str) -> int:
             return usage[name]
     raise _other_shape(f"usage is {shown(usage)}", where)
 
-
+# %% ../../nbs/mle/72_chat_client.ipynb #tokens
 def _tokens(logprobs: Any, where: str) -> tuple[tuple[str, float], ...]:
     """Return tokens with their log-probabilities, none where the service does not say."""
     found = []
@@ -266,7 +266,7 @@ def _request(
         body["response_format"] = {"type": "json_schema", "json_schema": form}
     return body
 
-
+# %% ../../nbs/mle/72_chat_client.ipynb #send
 def _complete(
     client: ChatClient, messages: Sequence[dict[str, str]], schema: dict[str, Any] | None, seed: int | None
 ) -> ChatReply:
@@ -305,7 +305,7 @@ class JsonReply:
     messages: tuple[dict[str, str], ...]
     replies: tuple[ChatReply, ...]
 
-
+# %% ../../nbs/mle/72_chat_client.ipynb #fitting
 def _fitting(text: str, schema: dict[str, Any]) -> tuple[Any, str]:
     """Return the JSON of a text, and what is wrong with it."""
     try:

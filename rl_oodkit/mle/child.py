@@ -239,6 +239,26 @@ def _exit_code(code: object) -> int:
     print(code, file=sys.stderr)
     return 1
 
+# %% ../../nbs/mle/54_child.ipynb #start
+def _start(seed: int) -> bytes:
+    """Seed the global generators, read the program, and say that the jail stands."""
+    seed_global(seed)
+    sys.argv = ["solution.py"]
+    sys.stdout.reconfigure(line_buffering=True)
+    with open(3, "rb") as file:
+        source = file.read()
+    os.write(4, b"1")
+    os.close(4)
+    return source
+
+# %% ../../nbs/mle/54_child.ipynb #flush
+def _flush(stream: object) -> None:
+    """Write what a stream still holds, unless the program has broken it."""
+    try:
+        stream.flush()
+    except Exception:  # the program's own doing, and no reason to change its exit code
+        pass
+
 # %% ../../nbs/mle/54_child.ipynb #run-child
 def run_child(step: Step, cell: Cell, out: int, err: int, code: int, status: int) -> NoReturn:
     """Turn this fresh copy of the server into one step, and end with it.
@@ -270,23 +290,3 @@ def run_child(step: Step, cell: Cell, out: int, err: int, code: int, status: int
     for stream in (sys.stdout, sys.stderr):
         _flush(stream)
     os._exit(exit_code)
-
-
-def _start(seed: int) -> bytes:
-    """Seed the global generators, read the program, and say that the jail stands."""
-    seed_global(seed)
-    sys.argv = ["solution.py"]
-    sys.stdout.reconfigure(line_buffering=True)
-    with open(3, "rb") as file:
-        source = file.read()
-    os.write(4, b"1")
-    os.close(4)
-    return source
-
-
-def _flush(stream: object) -> None:
-    """Write what a stream still holds, unless the program has broken it."""
-    try:
-        stream.flush()
-    except Exception:  # the program's own doing, and no reason to change its exit code
-        pass

@@ -341,6 +341,31 @@ def standard(table: Table) -> Table:
     return _through(StandardScaler(), table)
 
 
+def _through(step: object, table: Table) -> Table:
+    """Fit a transformer on the training numbers and apply it to both parts."""
+    train = step.fit_transform(table.train)  # type: ignore[attr-defined]
+    return table.numbers(train, step.transform(table.test))  # type: ignore[attr-defined]
+
+# %% ../../nbs/mle/41c_cleaning.ipynb #normal-scores
+_EDGE = 1e-7  # of the unit interval, as in scikit-learn
+
+
+def _normal_scores(x: np.ndarray, quantiles: np.ndarray, references: np.ndarray) -> np.ndarray:
+    """Return normal scores of x (n, d) by quantiles (q, d) at levels (q,), laid out in memory as x is."""
+    from scipy.special import ndtri
+
+    levels = np.copy(x, order="K")
+    for column, cells, known in zip(levels.T, x.T, quantiles.T, strict=True):  # repeated quantiles have a middle
+        upper = np.interp(-cells, -known[::-1], -references[::-1])
+        column[:] = 0.5 * (np.interp(cells, known, references) - upper)
+    levels[x + _EDGE > quantiles[-1]] = 1
+    levels[x - _EDGE < quantiles[0]] = 0
+    ends = ndtri([_EDGE - np.spacing(1), 1 - (_EDGE - np.spacing(1))])
+    scores = np.empty_like(levels)
+    np.clip(ndtri(levels) + 0.0, *ends, out=scores)
+    return scores
+
+# %% ../../nbs/mle/41c_cleaning.ipynb #quantile
 @register("option", "scale-quantile", slot="scale")
 def quantile(table: Table) -> Table:
     """Replace each value by the normal quantile of its rank.
@@ -363,10 +388,8 @@ def quantile(table: Table) -> Table:
     from sklearn.preprocessing import QuantileTransformer
 
     points = min(100, len(table.train))
-    return _through(QuantileTransformer(n_quantiles=points, output_distribution="normal", subsample=None), table)
-
-
-def _through(step: object, table: Table) -> Table:
-    """Fit a transformer on the training numbers and apply it to both parts."""
-    train = step.fit_transform(table.train)  # type: ignore[attr-defined]
-    return table.numbers(train, step.transform(table.test))  # type: ignore[attr-defined]
+    step = QuantileTransformer(n_quantiles=points, output_distribution="normal", subsample=None).fit(table.train)
+    if np.isinf(table.test).any():
+        step.transform(table.test)  # raises
+    known = step.quantiles_, step.references_
+    return table.numbers(_normal_scores(table.train, *known), _normal_scores(table.test, *known))

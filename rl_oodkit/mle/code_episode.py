@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ..core.errors import ParameterError, SubmissionError, check_fraction, check_integer, check_real
-from .actions import Action, feedback, parse_action, visible
+from .actions import Action, feedback, parse_action, visible, why_refused
 from .grade import GradeReport, Judge, ScoreBudget, failed
 from .meta import PublicTask, TaskMeta
 from .rewards import reward, reward_parts
@@ -92,6 +92,32 @@ class CodeRules:
             check_real(self.time_limit_s, "time_limit_s", low=1e-3)
         reward(self.reward, failed("invalid", ""), 0.0)  # an unknown preset is found here, not after an hour
 
+# %% ../../nbs/mle/75_code_episode.ipynb #limits
+def _limit(meta: TaskMeta, rules: CodeRules) -> float:
+    """Return the seconds that a program may take."""
+    return meta.time_limit_s if rules.time_limit_s is None else rules.time_limit_s
+
+
+def _left(turns: int, scores: int) -> str:
+    """Return the line that tells what remains."""
+    return f"Turns left: {turns}. Score calls left: {scores}."
+
+# %% ../../nbs/mle/75_code_episode.ipynb #facts
+def _facts(public: PublicTask, rules: CodeRules) -> str:
+    """Return what holds here of any task: paths, rows, the form of a submission, metric and limits."""
+    meta = public.meta
+    direction = "lower is better" if meta.lower_is_better else "higher is better"
+    paths = ", ".join(f"data/{name}" for name in meta.files)
+    return (
+        f"Files: {paths}. Read them by these paths: what the description calls train.csv is data/train.csv here.\n"
+        f"Rows: {meta.n_train or len(public.train)} for training, {meta.n_test or len(public.test)} "
+        f"to predict. Target column: {meta.label_column}.\n"
+        f"Write submission.csv in the working folder, not in data/, with the columns "
+        f"{','.join(meta.submission_columns)} and one row for each id of data/test.csv, as in "
+        f"data/sample_submission.csv.\n"
+        f"Metric: {meta.metric}, {direction}. A program may take {_limit(meta, rules):g} s."
+    )
+
 # %% ../../nbs/mle/75_code_episode.ipynb #opening
 def opening(public: PublicTask, rules: CodeRules) -> str:
     """Return the text that an episode begins with.
@@ -114,28 +140,8 @@ def opening(public: PublicTask, rules: CodeRules) -> str:
     >>> print(opening(PublicTask(meta, *[pd.DataFrame()] * 3), CodeRules()).splitlines()[-1])
     Turns left: 15. Score calls left: 5.
     """
-    meta, limit = public.meta, _limit(public.meta, rules)
-    direction = "lower is better" if meta.lower_is_better else "higher is better"
-    files = ", ".join(f"data/{name}" for name in meta.files)
-    facts = (
-        f"Files: {files}. Rows: {meta.n_train or len(public.train)} for training, {meta.n_test or len(public.test)} "
-        f"to predict. Target column: {meta.label_column}.\n"
-        f"Write submission.csv in the working folder, with the columns {','.join(meta.submission_columns)} and one "
-        f"row for each id of data/test.csv, as in data/sample_submission.csv.\n"
-        f"Metric: {meta.metric}, {direction}. A program may take {limit:g} s."
-    )
-    story = visible(public.description.strip(), 12_000) or f"# {meta.title or meta.name}"
-    return f"{story}\n\n{facts}\n{_left(rules.turns, rules.max_scores)}"
-
-
-def _limit(meta: TaskMeta, rules: CodeRules) -> float:
-    """Return the seconds that a program may take."""
-    return meta.time_limit_s if rules.time_limit_s is None else rules.time_limit_s
-
-
-def _left(turns: int, scores: int) -> str:
-    """Return the line that tells what remains."""
-    return f"Turns left: {turns}. Score calls left: {scores}."
+    story = visible(public.description.strip(), 12_000) or f"# {public.meta.title or public.meta.name}"
+    return f"{story}\n\n{_facts(public, rules)}\n{_left(rules.turns, rules.max_scores)}"
 
 # %% ../../nbs/mle/75_code_episode.ipynb #code-episode
 @dataclass(eq=False)
@@ -155,6 +161,7 @@ class CodeEpisode:
     state: str = ""  # of the working folder
     history: tuple[str, ...] = ()  # programs so far
     submission: bytes | None = None  # submission.csv after the last program
+    refused: str = ""  # why submission.csv was not accepted after it, if it was there
     turn: int = 0  # turns taken
     formed: int = 0  # turns of a recognised form
     timeouts: int = 0  # programs that exceeded their time
@@ -170,6 +177,11 @@ class CodeEpisode:
     def masked(self) -> bool:
         """Tell whether the episode is to stay out of a loss."""
         return self.ending in ("timeout", "failed")
+
+    @property
+    def missing(self) -> bool:
+        """Tell whether no submission.csv was written at all."""
+        return self.submission is None and not self.refused
 
     @property
     def format_share(self) -> float:
@@ -193,6 +205,7 @@ def _run(episode: CodeEpisode, action: Action) -> str:
     result = step.result
     episode.history, episode.state = (*episode.history, action.code), step.state
     episode.submission = result.submission
+    episode.refused = why_refused(result)
     episode.seconds += result.wall_seconds
     episode.timeouts += result.status == "timeout"
     times = {"cpu_seconds": result.cpu_seconds, "wall_seconds": result.wall_seconds, "cached": step.cached}
@@ -204,6 +217,8 @@ def _run(episode: CodeEpisode, action: Action) -> str:
 # %% ../../nbs/mle/75_code_episode.ipynb #score
 def _score(episode: CodeEpisode, action: Action) -> str:
     """Answer a question for the public score."""
+    if episode.refused:
+        return f"No score, for the file was refused: {episode.refused}."
     if episode.submission is None:
         return "There is no submission.csv to score. Run a program that writes it."
     try:
@@ -214,11 +229,11 @@ def _score(episode: CodeEpisode, action: Action) -> str:
     meta = episode.task.public.meta
     return f"Public {meta.metric}: {value:g} ({'lower' if meta.lower_is_better else 'higher'} is better)."
 
-
+# %% ../../nbs/mle/75_code_episode.ipynb #submit
 def _submit(episode: CodeEpisode, action: Action) -> str:
     """End the episode."""
     episode.ending = "submitted"
-    return "Submitted."
+    return "Submitted: no submission.csv was written, so nothing is graded." if episode.missing else "Submitted."
 
 
 def _remind(episode: CodeEpisode, action: Action) -> str:
@@ -263,11 +278,13 @@ def _report(episode: CodeEpisode) -> GradeReport:
     """Grade an episode as it stands."""
     if episode.masked:
         return failed("timeout" if episode.ending == "timeout" else "crash", "the machine did not keep up")
+    if episode.missing:
+        return failed("invalid", "no submission.csv was written")
     if episode.submission is None:
-        return failed("invalid", "there is no submission.csv")
+        return failed("invalid", f"the file was refused: {episode.refused}")
     return episode.task.judge.grade(episode.submission)
 
-
+# %% ../../nbs/mle/75_code_episode.ipynb #episode-reward
 def episode_reward(episode: CodeEpisode) -> tuple[float, dict[str, float], GradeReport]:
     """Return what an episode is worth.
 

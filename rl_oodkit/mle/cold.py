@@ -16,19 +16,9 @@ import tempfile
 import time
 from functools import cache
 from pathlib import Path
-from typing import Self
 
-from ..core.errors import ParameterError, SandboxUnavailableError, check_integer, check_real
-from rl_oodkit.mle.execution import (
-    Limits,
-    Pipes,
-    StepResult,
-    check_program,
-    drain,
-    outcome,
-    read_regular,
-    task_folder,
-)
+from ..core.errors import ParameterError, SandboxUnavailableError
+from .execution import Executor, Limits, Pipes, StepResult, drain, outcome, read_regular, task_folder
 
 # %% ../../nbs/mle/50a_cold.ipynb #boot
 _BOOT = """
@@ -49,7 +39,14 @@ except Exception as error:
     sys.exit(1)
 """
 
+# %% ../../nbs/mle/50a_cold.ipynb #rlimits
+def _rlimits(limits: Limits, time_limit_s: float) -> list[str]:
+    """Return the resource limits as arguments of the boot lines."""
+    values = {"RLIMIT_AS": limits.address_space, "RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_CORE": 0}
+    values |= {"RLIMIT_NOFILE": limits.open_files, "RLIMIT_CPU": math.ceil(time_limit_s)}
+    return [f"{name}={value}" for name, value in values.items()]
 
+# %% ../../nbs/mle/50a_cold.ipynb #wrapper
 @cache
 def _wrapper() -> tuple[str, ...]:
     """Return the command that gives a process no network and a process namespace, or nothing where that is refused."""
@@ -60,15 +57,61 @@ def _wrapper() -> tuple[str, ...]:
     done = subprocess.run([*command, sys.executable, "-I", "-c", ""], capture_output=True, stdin=subprocess.DEVNULL)
     return command if done.returncode == 0 else ()
 
+# %% ../../nbs/mle/50a_cold.ipynb #end
+def _end(process: subprocess.Popen) -> tuple[int, float]:
+    """Kill a process group and return the exit code and the processor time of its leader."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return process.returncode, usage.ru_utime + usage.ru_stime
 
-def _rlimits(limits: Limits, time_limit_s: float) -> list[str]:
-    """Return the resource limits as arguments of the boot lines."""
-    values = {"RLIMIT_AS": limits.address_space, "RLIMIT_FSIZE": limits.file_bytes, "RLIMIT_CORE": 0}
-    values |= {"RLIMIT_NOFILE": limits.open_files, "RLIMIT_CPU": math.ceil(time_limit_s)}
-    return [f"{name}={value}" for name, value in values.items()]
+# %% ../../nbs/mle/50a_cold.ipynb #submitted
+def _submitted(work: Path, limits: Limits) -> tuple[bytes | None, str]:
+    """Return what a step left as its submission, or why there is none; the step may have moved its own folder."""
+    try:
+        folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return None, "the working folder is gone"
+    try:
+        return read_regular(folder, "submission.csv", limits.submission_cap)
+    finally:
+        os.close(folder)
+
+# %% ../../nbs/mle/50a_cold.ipynb #cold-step
+def _cold_step(command: list[str], work: Path, limits: Limits, time_limit_s: float) -> StepResult:
+    """Start a command, read its output, end it, and return its result."""
+    places = {"HOME": str(work), "TMPDIR": str(work), "PATH": "", "LANG": "C.UTF-8"}
+    threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
+    start, options = time.monotonic(), {"cwd": work, "env": places | threads, "start_new_session": True}
+    with Pipes(limits) as pipes:
+        out, err = pipes.ends
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, **options)
+        pipes.release()
+        wake = os.pidfd_open(process.pid)
+        why = drain(pipes, wake, start + time_limit_s)
+        code, cpu_seconds = _end(process)
+        os.close(wake)
+        wall = time.monotonic() - start
+        status, reason = outcome(why, code, cpu_seconds, time_limit_s)
+        submission, missing = _submitted(work, limits)
+        return StepResult(status, code, pipes.text(0), pipes.text(1), submission, cpu_seconds, wall, reason or missing)
+
+# %% ../../nbs/mle/50a_cold.ipynb #scratch
+def _scratch(work: Path, data: Path, keep: bool) -> None:
+    """Prepare a working folder, empty unless it is kept and whole."""
+    if keep and work.is_dir() and not work.is_symlink():
+        return
+    if work.is_symlink() or work.is_file():
+        work.unlink()
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    (work / "data").symlink_to(data)
 
 # %% ../../nbs/mle/50a_cold.ipynb #cold-subprocess
-class ColdSubprocess:
+class ColdSubprocess(Executor):
     """Run every step in a new interpreter, with little or no protection.
 
     Parameters
@@ -98,14 +141,9 @@ class ColdSubprocess:
     def __init__(
         self, public_root: Path | str, *, level: int = 0, limits: Limits | None = None, python: str | None = None
     ) -> None:
-        if level not in (0, 1):
-            raise ParameterError(f"the level is {level}", where="ColdSubprocess", instead="Use 0 or 1.")
-        if level == 1 and not _wrapper():
-            instead = "Use level 0, which protects nothing, or another machine."
-            raise SandboxUnavailableError("this machine gives no namespaces", where="level 1", instead=instead)
-        self.public_root, self.level, self.limits = Path(public_root).resolve(), level, limits or Limits()
-        self.python, self.episode = python or sys.executable, None
-        self.closed = False
+        super().__init__(public_root, limits)
+        _check_level(level)
+        self.level, self.python, self.episode = level, python or sys.executable, None
         self._folder = tempfile.TemporaryDirectory(prefix="rl-oodkit-step-", ignore_cleanup_errors=True)
         self.root = Path(self._folder.name)
 
@@ -113,80 +151,26 @@ class ColdSubprocess:
         self, code: str, task: str, *, episode: str = "", keep: bool = True, seed: int = 0, time_limit_s: float = 10.0
     ) -> StepResult:
         """Run a program with a task's public files at `data/`; see `CodeExecutor.run`."""
-        check_program(code, self.closed)
-        check_real(time_limit_s, "time_limit_s", low=0.001, high=86_400)
-        seed = check_integer(seed, "seed", minimum=0) % (1 << 32)
-        data = self.public_root / task_folder(self.public_root, task)
-        work = self._scratch(f"{task}/{episode}", data, keep)
+        seed = self.admit(code, seed, time_limit_s)
+        data, work = self.public_root / task_folder(self.public_root, task), self.root / "work"
+        _scratch(work, data, keep and self.episode == f"{task}/{episode}")
+        self.episode = f"{task}/{episode}"
         (self.root / "step.py").write_bytes(code.encode("utf-8", "surrogatepass"))
         command = [self.python, "-I", "-c", _BOOT, str(self.root / "step.py"), str(seed)]
         if self.level == 1:
             command = [*_wrapper(), *command, *_rlimits(self.limits, time_limit_s)]
         return _cold_step(command, work, self.limits, time_limit_s)
 
-    def _scratch(self, episode: str, data: Path, keep: bool) -> Path:
-        """Return the working folder, empty unless it is kept."""
-        work = self.root / "work"
-        whole = work.is_dir() and not work.is_symlink()  # a step may have removed it, or put a link in its place
-        if episode != self.episode or not keep or not whole:
-            shutil.rmtree(work, ignore_errors=True)
-            work.unlink(missing_ok=True) if not work.is_dir() or work.is_symlink() else None
-            work.mkdir(parents=True)
-            (work / "data").symlink_to(data)
-        self.episode = episode
-        return work
-
     def close(self) -> None:
         """Remove the scratch folder; also done when the executor is forgotten."""
-        self.closed = True
+        super().close()
         self._folder.cleanup()
 
-    def __enter__(self) -> Self:
-        """Return the executor itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the executor."""
-        self.close()
-
-# %% ../../nbs/mle/50a_cold.ipynb #cold-step
-def _cold_step(command: list[str], work: Path, limits: Limits, time_limit_s: float) -> StepResult:
-    """Start a command, read its output, end it, and return its result."""
-    places = {"HOME": str(work), "TMPDIR": str(work), "PATH": "", "LANG": "C.UTF-8"}
-    threads = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
-    start, options = time.monotonic(), {"cwd": work, "env": places | threads, "start_new_session": True}
-    with Pipes(limits) as pipes:
-        out, err = pipes.ends
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, **options)
-        pipes.release()
-        wake = os.pidfd_open(process.pid)
-        why = drain(pipes, wake, start + time_limit_s)
-        code, cpu_seconds = _end(process)
-        os.close(wake)
-        wall = time.monotonic() - start
-        status, reason = outcome(why, code, cpu_seconds, time_limit_s)
-        submission, missing = _submitted(work, limits)
-        return StepResult(status, code, pipes.text(0), pipes.text(1), submission, cpu_seconds, wall, reason or missing)
-
-
-def _submitted(work: Path, limits: Limits) -> tuple[bytes | None, str]:
-    """Return what a step left as its submission, or why there is none; the step may have moved its own folder."""
-    try:
-        folder = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return None, "the working folder is gone"
-    try:
-        return read_regular(folder, "submission.csv", limits.submission_cap)
-    finally:
-        os.close(folder)
-
-
-def _end(process: subprocess.Popen) -> tuple[int, float]:
-    """Kill a process group and return the exit code and the processor time of its leader."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, usage.ru_utime + usage.ru_stime
+# %% ../../nbs/mle/50a_cold.ipynb #check-level
+def _check_level(level: int) -> None:
+    """Raise unless a level can be had by starting an interpreter."""
+    if level not in (0, 1):
+        raise ParameterError(f"the level is {level}", where="ColdSubprocess", instead="Use 0 or 1.")
+    if level == 1 and not _wrapper():
+        instead = "Use level 0, which protects nothing, or another machine."
+        raise SandboxUnavailableError("this machine gives no namespaces", where="level 1", instead=instead)

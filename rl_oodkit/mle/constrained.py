@@ -7,8 +7,9 @@ __all__ = ['chat_tokens', 'likelihoods', 'Choice', 'choose', 'generate', 'tiny_s
 
 # %% ../../nbs/mle/79b_constrained.ipynb #constrained-imports
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -123,7 +124,7 @@ class Choice:
     likelihoods: tuple[float, ...]
     seconds: float = 0.0
 
-
+# %% ../../nbs/mle/79b_constrained.ipynb #probabilities
 def _probabilities(likelihood: np.ndarray, temperature: float, allowed: np.ndarray) -> np.ndarray:
     """Return the probabilities (A,) of a draw; a temperature of 0 takes the most likely."""
     score = np.where(allowed, likelihood, -np.inf)
@@ -131,6 +132,14 @@ def _probabilities(likelihood: np.ndarray, temperature: float, allowed: np.ndarr
         return np.eye(len(score))[int(score.argmax())]
     weight = np.exp((score - score.max()) / temperature)
     return weight / weight.sum()
+
+# %% ../../nbs/mle/79b_constrained.ipynb #allowed
+def _allowed(mask: Any, name: str, words: tuple[str, ...], count: int) -> np.ndarray:
+    """Return which options (A,) are allowed, or raise if none is."""
+    allowed = np.ones(count, bool) if mask is None else np.asarray(mask(name, words), bool)
+    if allowed.shape != (count,) or not allowed.any():
+        raise ParameterError(f"slot {name} has no allowed option", where="choose", instead="Allow at least one.")
+    return allowed
 
 # %% ../../nbs/mle/79b_constrained.ipynb #choose
 def choose(
@@ -191,13 +200,18 @@ def choose(
         pending = coded[a]
     return Choice(tuple(words), tuple(logs), tuple(scores), time.process_time() - start)
 
-
-def _allowed(mask: Any, name: str, words: tuple[str, ...], count: int) -> np.ndarray:
-    """Return which options (A,) are allowed, or raise if none is."""
-    allowed = np.ones(count, bool) if mask is None else np.asarray(mask(name, words), bool)
-    if allowed.shape != (count,) or not allowed.any():
-        raise ParameterError(f"slot {name} has no allowed option", where="choose", instead="Allow at least one.")
-    return allowed
+# %% ../../nbs/mle/79b_constrained.ipynb #tokens
+def _tokens(
+    model: TinyLM, prompt: list[int], temperature: float, rng: np.random.Generator
+) -> Iterator[tuple[int, float]]:
+    """Yield tokens after a prompt with their log-probabilities, for ever."""
+    states, cache = model.go_on(prompt)
+    while True:
+        logs = model.log_probs(states[-1:])[0].double().numpy()
+        p = _probabilities(logs, temperature, np.ones(len(logs), bool))
+        number = int(rng.choice(len(p), p=p))
+        yield number, min(float(logs[number]), 0.0)
+        states, cache = model.go_on([number], cache)
 
 # %% ../../nbs/mle/79b_constrained.ipynb #generate
 def generate(
@@ -235,19 +249,12 @@ def generate(
     """
     prompt = chat_tokens(model, messages)
     rng, start = stream(seed, "generate"), time.perf_counter()
-    states, cache = model.go_on(prompt)
-    said, spoken, reason = [], [], "length"
-    for _ in range(check_integer(max_tokens, "max_tokens", minimum=1)):
-        logs = model.log_probs(states[-1:])[0].double().numpy()
-        p = _probabilities(logs, temperature, np.ones(len(logs), bool))
-        number = int(rng.choice(len(p), p=p))
-        if number == model.shape.end:
-            reason = "stop"
-            break
-        said.append(number)
-        spoken.append((model.tokeniser.decode([number]), min(float(logs[number]), 0.0)))
-        states, cache = model.go_on([number], cache)
-    text = model.tokeniser.decode(said)
+    limit = check_integer(max_tokens, "max_tokens", minimum=1)
+    drawn = takewhile(lambda pair: pair[0] != model.shape.end, _tokens(model, prompt, temperature, rng))
+    found = list(islice(drawn, limit))
+    said = [number for number, _ in found]
+    spoken = [(model.tokeniser.decode([number]), log) for number, log in found]
+    text, reason = model.tokeniser.decode(said), "length" if len(said) == limit else "stop"
     return ChatReply(text, reason, len(prompt), len(said), tuple(spoken), 1, time.perf_counter() - start)
 
 # %% ../../nbs/mle/79b_constrained.ipynb #tiny-service

@@ -47,7 +47,7 @@ def periodic(rng: np.random.Generator, k: int, outputs: int) -> Form:
     omega, phase = rng.uniform(2.0, 3.5, size=outputs), rng.uniform(0, 2 * np.pi, size=outputs)
     return partial(_waves, j, omega, phase, 0.35 * rng.normal(size=(outputs, k)) / np.sqrt(k))
 
-
+# %% ../../nbs/mle/04_curves.ipynb #bends
 def _bends(a: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Bend every latent by bumps on a grid; a has shape (outputs, k, grid)."""
     total = np.zeros((len(a), z.shape[1]))
@@ -122,7 +122,7 @@ def monotone(rng: np.random.Generator, k: int, outputs: int) -> Form:
     a, cut = rng.uniform(0.2, 1.0, size=(outputs, k)), rng.normal(0, 0.7, size=(outputs, k))
     return partial(_steps, cut, a, pick_latents(rng, k, k, outputs), rng.choice([-1.0, 1.0], size=(outputs, k)))
 
-
+# %% ../../nbs/mle/04_curves.ipynb #signs
 def _signs(j: np.ndarray, w: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Multiply softened signs of the chosen latents; j has shape (outputs, order)."""
     total = 0.25 * project(w, z)
@@ -187,7 +187,7 @@ def expert_of(z: np.ndarray) -> np.ndarray:
     tertile = 0.4307272992954576  # the normal quantile of 2/3
     return (z[-1] > -tertile).astype(np.int64) + (z[-1] > tertile)
 
-
+# %% ../../nbs/mle/04_curves.ipynb #experts
 def _experts(w: np.ndarray, z: np.ndarray, category: np.ndarray | None = None) -> np.ndarray:
     """Let the expert of every row weigh its latents; w has shape (experts, outputs, k)."""
     said = np.stack([project(weights, z) for weights in w])

@@ -41,7 +41,7 @@ def _spell(x: Any, name: str, empty: bool = False) -> None:
     if not (isinstance(x, str) and (_SLUG.fullmatch(x) or (empty and x == ""))):
         raise ParameterError(f"{name} is {x!r:.60}", instead="Use lower-case letters, digits, '-' and '_', at most 64.")
 
-
+# %% ../../nbs/mle/00_dna.ipynb #number-checks
 def _number(dna: Any, name: str, low: float, high: float) -> None:
     """Check a real field within closed bounds and store it as a float."""
     object.__setattr__(dna, name, check_real(getattr(dna, name), f"{type(dna).__name__}.{name}", low, high) + 0.0)
@@ -76,7 +76,7 @@ class RuleDNA:
         _spell(self.family, "RuleDNA.family")
         _count(self, "seed", 0, 2**31 - 1)
 
-
+# %% ../../nbs/mle/00_dna.ipynb #missing
 @dataclass(frozen=True)
 class Missing:
     """Describe which share of the cells is absent, and why.
@@ -99,7 +99,7 @@ class Missing:
         _number(self, "rate", 0.0, 0.6)
         _choose(self.mechanism, "Missing.mechanism", MECHANISMS)
 
-
+# %% ../../nbs/mle/00_dna.ipynb #outliers
 @dataclass(frozen=True)
 class Outliers:
     """Describe which share of the cells is multiplied by a heavy-tailed draw, and how far.
@@ -118,7 +118,7 @@ class Outliers:
         _number(self, "rate", 0.0, 0.3)
         _number(self, "scale", 1.0, 100.0)
 
-
+# %% ../../nbs/mle/00_dna.ipynb #categories
 @dataclass(frozen=True)
 class Categories:
     """Describe how many latents are seen as categories, with how many codes.
@@ -158,7 +158,7 @@ class Grouping:
         _count(self, "n_groups", 0, 10_000)
         _switch(self, "leak")
 
-
+# %% ../../nbs/mle/00_dna.ipynb #shift
 @dataclass(frozen=True)
 class Shift:
     """Describe how test rows differ in law from training rows.
@@ -177,7 +177,7 @@ class Shift:
         _choose(self.kind, "Shift.kind", SHIFTS)
         _number(self, "size", 0.0, 2.0)
 
-
+# %% ../../nbs/mle/00_dna.ipynb #clock
 @dataclass(frozen=True)
 class Clock:
     """Describe whether rows are ordered in time, and how the rule drifts.
@@ -210,7 +210,7 @@ _NUMBERS = {"snr": (0.05, 100.0), "label_noise": (0.0, 0.5), "duplicates": (0.0,
 _PARTS = {"rule": RuleDNA, "missing": Missing, "outliers": Outliers, "cats": Categories}
 _PARTS |= {"group": Grouping, "shift": Shift, "time": Clock}
 
-
+# %% ../../nbs/mle/00_dna.ipynb #check-sequences
 def _check_sequences(dna: Any) -> None:
     """Check class shares and parents, and store both as tuples."""
     if not all(isinstance(x, (list, tuple)) for x in (dna.prior, dna.parents)):
@@ -223,7 +223,7 @@ def _check_sequences(dna: Any) -> None:
     object.__setattr__(dna, "prior", prior)
     object.__setattr__(dna, "parents", tuple(dna.parents))
 
-
+# %% ../../nbs/mle/00_dna.ipynb #check-record
 def _check_record(dna: Any) -> None:
     """Check every field of a task's record."""
     for name, known in (("modality", MODALITIES), ("target", TARGETS), ("trap", TRAPS)):
@@ -242,13 +242,13 @@ def _check_record(dna: Any) -> None:
             raise ParameterError(f"TaskDNA.{name} is {getattr(dna, name)!r:.60}", instead=f"Use {kind.__name__}(...).")
     _check_sequences(dna)
 
-# %% ../../nbs/mle/00_dna.ipynb #taskdna
+# %% ../../nbs/mle/00_dna.ipynb #name-of
 @lru_cache(maxsize=4096)
 def _name(dna: "TaskDNA") -> str:
     """Return "t" and twelve digits of a record's digest."""
     return "t" + content_hash({"dna": to_dict(dna), "generator": GENERATOR_VERSION})[:12]
 
-
+# %% ../../nbs/mle/00_dna.ipynb #taskdna
 @dataclass(frozen=True)
 class TaskDNA:
     """Describe a synthetic machine-learning task completely.
@@ -288,7 +288,7 @@ class TaskDNA:
     shift: Shift = Shift()  # how test rows differ
     time: Clock = Clock()  # order of rows, and drift
     domain: str = "general"  # what its description talks about
-    seed_name: str = ""  # the data set it descends from
+    seed_name: str = ""  # the data set it descends from; `real-` and a table if it shows the rows themselves
     parents: tuple[str, ...] = ()  # names of the tasks it was mutated from
     seed: int = 0
 

@@ -41,6 +41,79 @@ class Counts:
         """Return the share of outcomes that came from memory."""
         return 1 - self.executed / self.asked if self.asked else 0.0
 
+# %% ../../nbs/mle/48_executor.ipynb #unknown
+def _unknown(memo: Memo, keys: list[str], jobs: Sequence[tuple[PublicTask, Pipeline]]) -> list[Job]:
+    """Return one job for each key that is not remembered; a damaged task is refused here."""
+    todo: dict[str, Job] = {}
+    for key, (task, pipeline) in zip(keys, jobs, strict=True):
+        if key not in todo and memo.get(key) is None:
+            blocks(task)
+            todo[key] = Job(key, task, canonical(pipeline, task.meta))
+    return list(todo.values())
+
+# %% ../../nbs/mle/48_executor.ipynb #remember
+def _remember(memo: Memo, counts: Counts, job: Job, outcome: Outcome) -> None:
+    """Remember an outcome and count it."""
+    counts.executed += 1
+    counts.timeouts += outcome.status == "timeout"
+    memo.put(job.key, outcome, lasting=outcome.status != "timeout" and job.deaths < 2)
+
+
+def _surely(memo: Memo, key: str) -> Outcome:
+    """Return an outcome that is surely known by now."""
+    outcome = memo.get(key)
+    assert outcome is not None
+    return outcome
+
+# %% ../../nbs/mle/48_executor.ipynb #here
+def _here(todo: Sequence[Job], limit: float, seed: int) -> Iterator[tuple[Job, Outcome]]:
+    """Run jobs in this process, one after the other."""
+    for job in todo:
+        outcome = run_here(job, limit, seed)
+        if interrupted():  # swallowed within the run, whose outcome is worth nothing
+            raise KeyboardInterrupt
+        yield job, outcome
+
+# %% ../../nbs/mle/48_executor.ipynb #bar
+class _NoBar:
+    """Show nothing."""
+
+    def advance(self, n: int = 1, note: str = "") -> None:
+        """Do nothing."""
+
+
+@contextmanager
+def _bar(total: int, label: str) -> Iterator[Any]:
+    """Show progress if there is a label."""
+    if not label:
+        yield _NoBar()
+        return
+    with Bar(total, label) as bar:
+        yield bar
+
+# %% ../../nbs/mle/48_executor.ipynb #resumable
+def _interruption(memo: Memo, todo: Sequence[Job]) -> RunInterrupted:
+    """Write what is remembered, and return an error that says how much it is."""
+    memo.save()
+    done = sum(memo.get(job.key) is not None for job in todo)
+    kept = str(memo.path) if memo.path else "the memory of this executor"
+    what = f"{done} of {len(todo)} pipelines are finished"
+    return RunInterrupted(what, where=kept, instead="The same call goes on from there.")
+
+
+@contextmanager
+def _resumable(pool: Pool, memo: Memo, todo: Sequence[Job]) -> Iterator[None]:
+    """Kill the workers if something goes wrong; an interrupt keeps what is finished."""
+    try:
+        with insistent():
+            yield
+    except KeyboardInterrupt:
+        pool.close(kindly=False)
+        raise _interruption(memo, todo) from None
+    except BaseException:
+        pool.close(kindly=False)
+        raise
+
 # %% ../../nbs/mle/48_executor.ipynb #pipeline-executor
 class PipelineExecutor:
     """Run pipelines on tasks, each at most once.
@@ -84,18 +157,12 @@ class PipelineExecutor:
         """Return the outcome of each pair of task and pipeline; with a label, progress is shown."""
         keys = [memo_key(task, pipeline, self.seed) for task, pipeline in jobs]
         todo = _unknown(self.memo, keys, jobs)
-        try:
-            with insistent(), _bar(len(todo), label) as bar:
-                for job, outcome in self._outcomes(todo):
-                    self._keep(job, outcome)
-                    bar.advance(1, outcome.status)
-        except KeyboardInterrupt:
-            raise self._interrupted(todo) from None
-        except BaseException:
-            self._pool.close(kindly=False)
-            raise
+        with _resumable(self._pool, self.memo, todo), _bar(len(todo), label) as bar:
+            for job, outcome in self._pool.run(todo) if self.workers else _here(todo, self.time_limit_s, self.seed):
+                _remember(self.memo, self.counts, job, outcome)
+                bar.advance(1, outcome.status)
         self.counts.asked += len(keys)
-        return [self._known(key) for key in keys]
+        return [_surely(self.memo, key) for key in keys]
 
     def __call__(self, task: PublicTask, pipeline: Pipeline) -> Outcome:
         """Return the outcome of one pair."""
@@ -111,62 +178,3 @@ class PipelineExecutor:
 
     def __exit__(self, *error: object) -> None:
         self.close()
-
-    def _outcomes(self, todo: list[Job]) -> Iterator[tuple[Job, Outcome]]:
-        """Run what is not known, here or in the pool."""
-        if self.workers:
-            yield from self._pool.run(todo)
-        else:
-            for job in todo:
-                outcome = run_here(job, self.time_limit_s, self.seed)
-                if interrupted():  # swallowed within the run, whose outcome is worth nothing
-                    raise KeyboardInterrupt
-                yield job, outcome
-
-    def _keep(self, job: Job, outcome: Outcome) -> None:
-        """Remember an outcome and count it."""
-        self.counts.executed += 1
-        self.counts.timeouts += outcome.status == "timeout"
-        self.memo.put(job.key, outcome, lasting=outcome.status != "timeout" and job.deaths < 2)
-
-    def _known(self, key: str) -> Outcome:
-        """Return an outcome that is surely known by now."""
-        outcome = self.memo.get(key)
-        assert outcome is not None
-        return outcome
-
-    def _interrupted(self, todo: list[Job]) -> RunInterrupted:
-        """Kill the workers, keep what is finished, and say so."""
-        self._pool.close(kindly=False)
-        self.memo.save()
-        done = sum(self.memo.get(job.key) is not None for job in todo)
-        kept = str(self.memo.path) if self.memo.path else "the memory of this executor"
-        what = f"{done} of {len(todo)} pipelines are finished"
-        return RunInterrupted(what, where=kept, instead="The same call goes on from there.")
-
-
-def _unknown(memo: Memo, keys: list[str], jobs: Sequence[tuple[PublicTask, Pipeline]]) -> list[Job]:
-    """Return one job for each key that is not remembered; a damaged task is refused here."""
-    todo: dict[str, Job] = {}
-    for key, (task, pipeline) in zip(keys, jobs, strict=True):
-        if key not in todo and memo.get(key) is None:
-            blocks(task)
-            todo[key] = Job(key, task, canonical(pipeline, task.meta))
-    return list(todo.values())
-
-
-@contextmanager
-def _bar(total: int, label: str) -> Iterator[Any]:
-    """Show progress if there is a label."""
-    if not label:
-        yield _NoBar()
-        return
-    with Bar(total, label) as bar:
-        yield bar
-
-
-class _NoBar:
-    """Show nothing."""
-
-    def advance(self, n: int = 1, note: str = "") -> None:
-        """Do nothing."""

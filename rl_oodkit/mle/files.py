@@ -146,6 +146,18 @@ def task_files(task: SyntheticTask) -> dict[str, bytes]:
     files["description.md"] = task.description.encode("utf-8")
     return {"task.json": to_json(task.meta).encode(), **{f"public/{name}": data for name, data in files.items()}}
 
+# %% ../../nbs/mle/27_files.ipynb #plain
+def _plain(x: Any) -> Any:
+    """Reduce a record to JSON, with null for numbers that are not finite."""
+    if hasattr(x, "__dataclass_fields__"):
+        x = to_dict(x)
+    if isinstance(x, dict):
+        return {str(k): _plain(v) for k, v in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_plain(v) for v in x]
+    x = x.item() if isinstance(x, np.generic) else x
+    return None if isinstance(x, float) and not math.isfinite(x) else x
+
 # %% ../../nbs/mle/27_files.ipynb #private-arrays
 def private_arrays(task: SyntheticTask) -> dict[str, np.ndarray]:
     """Return everything private about a task as plain arrays.
@@ -179,18 +191,6 @@ def private_arrays(task: SyntheticTask) -> dict[str, np.ndarray]:
     out |= {f"board_{c}": task.board[c].to_numpy(dtype=np.float64) for c in ("public", "private")}
     return {**out, "facts": np.array(to_json(facts))}
 
-
-def _plain(x: Any) -> Any:
-    """Reduce a record to JSON, with null for numbers that are not finite."""
-    if hasattr(x, "__dataclass_fields__"):
-        x = to_dict(x)
-    if isinstance(x, dict):
-        return {str(k): _plain(v) for k, v in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [_plain(v) for v in x]
-    x = x.item() if isinstance(x, np.generic) else x
-    return None if isinstance(x, float) and not math.isfinite(x) else x
-
 # %% ../../nbs/mle/27_files.ipynb #write-private
 def _write_private(task: SyntheticTask, folder: Path) -> str:
     """Write the private files of a task, closed to others, and return the archive's digest."""
@@ -204,6 +204,13 @@ def _write_private(task: SyntheticTask, folder: Path) -> str:
         file.chmod(0o600)
         file.with_name(file.name + ".sha256").chmod(0o600)
     return sha256_file(path)
+
+# %% ../../nbs/mle/27_files.ipynb #enter
+def _enter(root: Path, name: str, entry: dict[str, Any]) -> None:
+    """Add a task to the manifest, or replace its entry."""
+    manifest = read_manifest(root) if (root / "manifest.json").exists() else {"format": FORMAT, "tasks": {}}
+    manifest["tasks"][name] = entry
+    save_json(root / "manifest.json", manifest)
 
 # %% ../../nbs/mle/27_files.ipynb #write-task
 def write_task(
@@ -248,10 +255,8 @@ def write_task(
             write_atomic(home / name, data)
     except OSError as reason:
         raise StoreError(f"{task.name} cannot be written: {reason}", where=str(root)) from reason
-    manifest = read_manifest(root) if (root / "manifest.json").exists() else {"format": FORMAT, "tasks": {}}
     digests = {name: sha256_file(home / name) for name in sorted(files)}
-    manifest["tasks"][task.name] = {"split": split, "files": digests, "private": digest}
-    save_json(root / "manifest.json", manifest)
+    _enter(root, task.name, {"split": split, "files": digests, "private": digest})
     return home
 
 # %% ../../nbs/mle/27_files.ipynb #privatetask
@@ -297,7 +302,7 @@ def _column(arrays: dict[str, np.ndarray], name: str, kinds: str, ndim: int = 1)
         raise ParameterError(f"{name} is an array of {found.dtype} with shape {found.shape}")
     return found
 
-
+# %% ../../nbs/mle/27_files.ipynb #answers-read
 def _answers(arrays: dict[str, np.ndarray], meta: TaskMeta) -> Answers:
     """Return the answers of an archive; they are finite, classes among those of the task, and one for each test row."""
     names = [name for name in _COLUMNS if name in arrays or name != "query"]
@@ -308,6 +313,15 @@ def _answers(arrays: dict[str, np.ndarray], meta: TaskMeta) -> Answers:
     if meta.n_test and len(found.ids) != meta.n_test:
         raise ParameterError(f"ids has {len(found.ids)} rows for the {meta.n_test} of test.csv")
     return found
+
+# %% ../../nbs/mle/27_files.ipynb #closed
+def _closed(path: Path) -> Path:
+    """Return the path of an archive unless it is a link or open to others; one that is absent is found out later."""
+    if os.path.lexists(path) and not stat.S_ISREG((facts := os.lstat(path)).st_mode):
+        raise StoreError(f"{path.name} is not a regular file", where=str(path), instead="Write the task again.")
+    if os.path.lexists(path) and facts.st_mode & 0o077:
+        raise StoreError(f"{path.name} can be read by others", where=str(path), instead="Give it mode 0600.")
+    return path
 
 # %% ../../nbs/mle/27_files.ipynb #load-private
 def load_private(root: str | Path, name: str, *, private: str | Path | None = None) -> PrivateTask:
@@ -340,11 +354,7 @@ def load_private(root: str | Path, name: str, *, private: str | Path | None = No
     >>> load_private.__name__
     'load_private'
     """
-    path = check_private(private_folder(root, private)) / f"{check_name(name)}.npz"
-    if os.path.lexists(path) and not stat.S_ISREG((facts := os.lstat(path)).st_mode):
-        raise StoreError(f"{path.name} is not a regular file", where=str(path), instead="Write the task again.")
-    if os.path.lexists(path) and facts.st_mode & 0o077:
-        raise StoreError(f"{path.name} can be read by others", where=str(path), instead="Give it mode 0600.")
+    path = _closed(check_private(private_folder(root, private)) / f"{check_name(name)}.npz")
     arrays, public = load_arrays(path), Path(root) / "tasks" / name / "task.json"
     meta = read_meta(public)
     if meta.name != name:

@@ -42,7 +42,7 @@ def project(w: np.ndarray, z: np.ndarray) -> np.ndarray:
             total += w[:, j, None] * z[j]
     return total
 
-
+# %% ../../nbs/mle/04_forms.ipynb #pick-latents
 def pick_latents(rng: np.random.Generator, k: int, size: int, outputs: int) -> np.ndarray:
     """Choose different latents for every output.
 
@@ -88,7 +88,7 @@ def linear(rng: np.random.Generator, k: int, outputs: int) -> Form:
     """
     return partial(project, rng.normal(size=(outputs, k)))
 
-
+# %% ../../nbs/mle/04_forms.ipynb #sparse-family
 def _spread(rng: np.random.Generator, outputs: int, size: int) -> np.ndarray:
     """Draw sixteen sets of directions (outputs, size), and keep the one whose closest pair is farthest apart."""
     sets = rng.normal(size=(16, outputs, size))
@@ -170,7 +170,7 @@ def quadratic(rng: np.random.Generator, k: int, outputs: int) -> Form:
     weak = rng.normal(size=(outputs, k)) / np.sqrt(k)
     return partial(_squares, u, s * rng.choice([-1.0, 1.0], size=(1, outputs, 1)), weak)
 
-
+# %% ../../nbs/mle/04_forms.ipynb #interaction-family
 def _pairs(order: np.ndarray, a: np.ndarray, w: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Add products of latents taken in pairs along a shuffled order."""
     total = 0.5 * project(w, z)
@@ -249,7 +249,7 @@ def tree(rng: np.random.Generator, k: int, outputs: int) -> Form:
     a = rng.uniform(0.5, 1.5, size=(outputs, boxes)) * rng.choice([-1.0, 1.0], size=(outputs, boxes))
     return partial(_boxes, j, c, s, a)
 
-
+# %% ../../nbs/mle/04_forms.ipynb #bumps
 def _bumps(j: np.ndarray, c: np.ndarray, a: np.ndarray, z: np.ndarray) -> np.ndarray:
     """Add Gaussian bumps; j has shape (d,), c (outputs, bumps, d), a (outputs, bumps)."""
     total = np.zeros((len(a), z.shape[1]))

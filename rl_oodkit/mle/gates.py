@@ -152,7 +152,7 @@ def answer_gate(shares: Mapping[str, float]) -> GateResult:
 
 
 def shortcut_gate(audit: pd.DataFrame, trapped: bool) -> GateResult:
-    """Ask whether one column, the row order or the id alone earns a bronze medal.
+    """Ask whether one source alone earns a bronze medal: a column, the row order, the id, an aggregate of children.
 
     Parameters
     ----------

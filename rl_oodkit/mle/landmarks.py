@@ -50,10 +50,6 @@ def _natural(b: Blocks) -> Table:
     return table.numbers(table.train[:, :_MOST], table.test[:, :_MOST])
 
 # %% ../../nbs/mle/45_landmarks.ipynb #columns
-_COLUMNS = ("log_rows", "log_columns", "empty_share", "category_share", "log_levels", "unseen_share", "skew_median")
-_COLUMNS += ("skew_max", "log_kurtosis_max", "wild_share", "duplicate_share")
-
-
 def _standard(x: np.ndarray) -> np.ndarray:
     """Shift and scale columns (n, d) to mean 0 and deviation 1; constant ones become 0."""
     deviation = x.std(axis=0)
@@ -66,6 +62,10 @@ def _wild(x: np.ndarray) -> float:
     robust = 1.48 * np.median(distance, axis=0)
     good = robust > 0
     return float((distance[:, good] > 6 * robust[good]).mean()) if good.any() else 0.0
+
+# %% ../../nbs/mle/45_landmarks.ipynb #columns-of
+_COLUMNS = ("log_rows", "log_columns", "empty_share", "category_share", "log_levels", "unseen_share", "skew_median")
+_COLUMNS += ("skew_max", "log_kurtosis_max", "wild_share", "duplicate_share")
 
 
 def _columns(b: Blocks, table: Table, full: Table) -> list[float]:
@@ -101,10 +101,6 @@ def _answers(table: Table) -> list[float]:
     return [np.log(len(share)), float(share.min()), *shape, float(y.min() >= 0), float((y == 0).mean())]
 
 # %% ../../nbs/mle/45_landmarks.ipynb #traps-2
-_TRAPS = ("corr_max", "corr_second", "suspect_share", "suspect_shift", "empty_corr", "shift_max", "shift_mean")
-_TRAPS += ("spread_shift", "order_corr", "id_corr", "rank_corr_max")
-
-
 def _ranks(x: np.ndarray) -> np.ndarray:
     """Return ranks of columns (n, d), ties in the order of the rows."""
     return np.argsort(np.argsort(x, axis=0, kind="stable"), axis=0, kind="stable").astype(np.float64)
@@ -115,6 +111,10 @@ def _ordered_ids(ids: np.ndarray) -> np.ndarray:
     if not np.issubdtype(ids.dtype, np.number):
         ids = np.unique(ids.astype(str), return_inverse=True)[1]
     return ids.astype(np.float64)[:, None]
+
+# %% ../../nbs/mle/45_landmarks.ipynb #traps-of
+_TRAPS = ("corr_max", "corr_second", "suspect_share", "suspect_shift", "empty_corr", "shift_max", "shift_mean")
+_TRAPS += ("spread_shift", "order_corr", "id_corr", "rank_corr_max")
 
 
 def _traps(b: Blocks, table: Table, full: Table) -> list[float]:
@@ -159,9 +159,6 @@ def _tree(x: np.ndarray, t: np.ndarray, new: np.ndarray) -> np.ndarray:
     return model.predict(new).reshape(len(new), -1)
 
 # %% ../../nbs/mle/45_landmarks.ipynb #scores
-_SCORES = ("score_linear", "score_knn", "score_tree", "gap_tree", "gap_knn")
-
-
 def _targets(table: Table) -> np.ndarray:
     """Return the answers as columns: one-hot classes, or normal ranks."""
     from scipy.special import ndtri
@@ -178,6 +175,9 @@ def _score(t: np.ndarray, guess: np.ndarray) -> float:
         hit = (t.argmax(axis=1) == guess.argmax(axis=1)).mean()
         return float(np.clip((hit - usual) / max(1 - usual, 1e-9), -1, 1))
     return float(np.clip(1 - ((t - guess) ** 2).sum() / max(((t - t.mean()) ** 2).sum(), 1e-12), -1, 1))
+
+# %% ../../nbs/mle/45_landmarks.ipynb #scores-of
+_SCORES = ("score_linear", "score_knn", "score_tree", "gap_tree", "gap_knn")
 
 
 def _scores(full: Table) -> list[float]:
@@ -212,7 +212,7 @@ def landmark_names() -> tuple[str, ...]:
 
 LANDMARK_NAMES = landmark_names()
 
-
+# %% ../../nbs/mle/45_landmarks.ipynb #measured
 @lru_cache(maxsize=256)
 def _measured(b: Blocks) -> tuple[float, ...]:
     """Compute the landmarks of a task that is new here; blocks are equal only to themselves."""
@@ -223,7 +223,7 @@ def _measured(b: Blocks) -> tuple[float, ...]:
         values = [*_facts(b.meta), *_columns(b, table, full), *_answers(table), *_traps(b, table, full), *_scores(full)]
     return tuple(np.nan_to_num(np.array(values, dtype=np.float64), posinf=0.0, neginf=0.0).tolist())
 
-
+# %% ../../nbs/mle/45_landmarks.ipynb #landmarks-of
 def landmarks(task: PublicTask) -> np.ndarray:
     """Return what a policy may see of a task before it chooses.
 

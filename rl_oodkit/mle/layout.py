@@ -139,7 +139,7 @@ def private_folder(root: str | Path, private: str | Path | None = None) -> Path:
     """
     return Path(root) / "private" if private is None else Path(private)
 
-
+# %% ../../nbs/mle/26a_layout.ipynb #check-private
 def check_private(folder: str | Path) -> Path:
     """Return a private root if nobody else can enter it, or raise; an absent one holds no secrets.
 

@@ -53,7 +53,7 @@ def unavailable(level: int) -> str:
         except SandboxUnavailableError as error:
             return error.what
 
-
+# %% ../../nbs/mle/57_levels.ipynb #detect-level
 def detect_level() -> int:
     """Return the highest level of isolation that works here.
 
@@ -68,6 +68,20 @@ def detect_level() -> int:
     True
     """
     return next(level for level in (2, 1, 0) if not unavailable(level))
+
+# %% ../../nbs/mle/57_levels.ipynb #makers
+def _isolated(kind: str, public_root: Path | str, **options: Any) -> CodeExecutor:
+    """Make a jail, or raise."""
+    if kind == "cold":
+        instead = "Use 'warm', or say allow_unsafe=True where the code is trusted."
+        raise SandboxUnavailableError("cold executors do not isolate", where="isolation level 2", instead=instead)
+    return WarmForkServer(public_root, **options)
+
+
+def _unsafe(kind: str, public_root: Path | str, level: int, **options: Any) -> CodeExecutor:
+    """Make a plain subprocess; options that only the jail has are dropped where it was the first choice."""
+    shared = ("limits", "python") if kind == "warm" else tuple(options)
+    return ColdSubprocess(public_root, level=level, **{name: options[name] for name in shared if name in options})
 
 # %% ../../nbs/mle/57_levels.ipynb #make-code-executor
 def make_code_executor(
@@ -120,17 +134,3 @@ def make_code_executor(
     if kind == "warm" and not unavailable(2):
         return WarmForkServer(public_root, **options)
     return _unsafe(kind, public_root, 0 if unavailable(1) else min(required, 1), **options)
-
-
-def _isolated(kind: str, public_root: Path | str, **options: Any) -> CodeExecutor:
-    """Make a jail, or raise."""
-    if kind == "cold":
-        instead = "Use 'warm', or say allow_unsafe=True where the code is trusted."
-        raise SandboxUnavailableError("cold executors do not isolate", where="isolation level 2", instead=instead)
-    return WarmForkServer(public_root, **options)
-
-
-def _unsafe(kind: str, public_root: Path | str, level: int, **options: Any) -> CodeExecutor:
-    """Make a plain subprocess; options that only the jail has are dropped where it was the first choice."""
-    shared = ("limits", "python") if kind == "warm" else tuple(options)
-    return ColdSubprocess(public_root, level=level, **{name: options[name] for name in shared if name in options})

@@ -41,7 +41,7 @@ class Form:
             "additionalProperties": False,
         }
 
-
+# %% ../../nbs/mle/87_llm_roles.ipynb #fields
 def _share(high: float) -> dict[str, Any]:
     """Return the schema of a share between 0 and a bound."""
     return {"type": "number", "minimum": 0, "maximum": high}
@@ -50,6 +50,31 @@ def _share(high: float) -> dict[str, Any]:
 def _text(most: int) -> dict[str, Any]:
     """Return the schema of a text of bounded length."""
     return {"type": "string", "minLength": 1, "maxLength": most}
+
+# %% ../../nbs/mle/87_llm_roles.ipynb #dialogue
+_SYSTEM = "You help to design synthetic machine-learning tasks. Answer with one JSON object and nothing else."
+
+
+def _dialogue(form: Form, drafted: RoleMessage) -> list[dict[str, str]]:
+    """Return the first two turns of a dialogue: what the service is for, and what is asked about this draft."""
+    facts = {k: v for k, v in drafted.payload.items() if k != "model"}
+    asked = f"{form.request}\n\nFields:\n{json.dumps(form.schema)}\n\nSo far:\n{json.dumps(facts, default=str)}"
+    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": asked}]
+
+# %% ../../nbs/mle/87_llm_roles.ipynb #filled
+def _filled(role: "FormRole", drafted: RoleMessage, context: Any) -> tuple[RoleMessage, int]:
+    """Return the merged message and how many repairs it took."""
+    dialogue, used, wrong = _dialogue(role.form, drafted), 0, ""
+    while used <= 3:
+        reply = role.client.complete_json(dialogue, role.form.schema, repairs=3 - used)
+        used += reply.repairs
+        try:
+            return role.form.merge(drafted, reply.value, context), used
+        except ParameterError as error:
+            wrong = str(error)
+            dialogue = [*reply.messages, {"role": "user", "content": f"This cannot be used: {wrong}. Answer again."}]
+            used += 1
+    raise ServiceError(f"no answer could be used after 3 repairs: {wrong}", where=role.name)
 
 # %% ../../nbs/mle/87_llm_roles.ipynb #formrole
 @dataclass(frozen=True)
@@ -91,27 +116,6 @@ def _noted(message: RoleMessage, about: dict[str, Any]) -> RoleMessage:
     """Return the message with a note about the model's part."""
     return replace(message, payload=message.payload | {"model": about})
 
-# %% ../../nbs/mle/87_llm_roles.ipynb #filled
-def _filled(role: FormRole, drafted: RoleMessage, context: Any) -> tuple[RoleMessage, int]:
-    """Return the merged message and how many repairs it took."""
-    facts = {k: v for k, v in drafted.payload.items() if k != "model"}
-    system = "You help to design synthetic machine-learning tasks. Answer with one JSON object and nothing else."
-    asked = (
-        f"{role.form.request}\n\nFields:\n{json.dumps(role.form.schema)}\n\nSo far:\n{json.dumps(facts, default=str)}"
-    )
-    dialogue = [{"role": "system", "content": system}, {"role": "user", "content": asked}]
-    used, wrong = 0, ""
-    while used <= 3:
-        reply = role.client.complete_json(dialogue, role.form.schema, repairs=3 - used)
-        used += reply.repairs
-        try:
-            return role.form.merge(drafted, reply.value, context), used
-        except ParameterError as error:
-            wrong = str(error)
-            dialogue = [*reply.messages, {"role": "user", "content": f"This cannot be used: {wrong}. Answer again."}]
-            used += 1
-    raise ServiceError(f"no answer could be used after 3 repairs: {wrong}", where=role.name)
-
 # %% ../../nbs/mle/87_llm_roles.ipynb #strategist-form
 def _merge_genes(drafted: RoleMessage, answer: dict[str, Any], context: Any) -> RoleMessage:
     """Put a model's genes into the proposed record."""
@@ -125,7 +129,7 @@ def _merge_genes(drafted: RoleMessage, answer: dict[str, Any], context: Any) -> 
     )  # fmt: skip
     return propose(drafted.role, drafted, check_dna(changed))
 
-
+# %% ../../nbs/mle/87_llm_roles.ipynb #strategist-fields
 def strategist_form() -> Form:
     """Return what a model may choose about a task's record.
 
@@ -144,7 +148,7 @@ def strategist_form() -> Form:
     }
     return Form("Choose a domain and make the task interesting.", fields, _merge_genes)
 
-# %% ../../nbs/mle/87_llm_roles.ipynb #other-forms
+# %% ../../nbs/mle/87_llm_roles.ipynb #merge-words
 def _merge_words(drafted: RoleMessage, answer: dict[str, Any], context: Any) -> RoleMessage:
     """Put a model's title and story into the description."""
     meta = drafted.artefacts["draft"].tables.meta
@@ -152,19 +156,20 @@ def _merge_words(drafted: RoleMessage, answer: dict[str, Any], context: Any) -> 
     text = old.replace(f"# {meta.title}", f"# {answer['title']}", 1)
     text = text.replace(story(meta.domain, meta.modality), answer["story"], 1)
     gates = [g for g in drafted.artefacts["gates"] if g.number != 11]
-    told = with_words(replace(drafted, artefacts=drafted.artefacts | {"gates": gates}), text)
+    return _accepted(with_words(replace(drafted, artefacts=drafted.artefacts | {"gates": gates}), text))
+
+
+def _accepted(told: RoleMessage) -> RoleMessage:
+    """Return a message that was not refused, or raise with its first diagnosis."""
     if told.verdict != "ok":
         raise ParameterError(told.diagnostics[0])
     return told
 
-
+# %% ../../nbs/mle/87_llm_roles.ipynb #merge-others
 def _merge_ladder(drafted: RoleMessage, answer: dict[str, Any], context: Any) -> RoleMessage:
     """Read the medals by the rule that a model chose."""
     asked = replace(drafted, payload=drafted.payload | {"preset": answer["preset"]})
-    told = Evaluator().act(asked, context)
-    if told.verdict != "ok":
-        raise ParameterError(told.diagnostics[0])
-    return told
+    return _accepted(Evaluator().act(asked, context))
 
 
 def _merge_baselines(drafted: RoleMessage, answer: dict[str, Any], context: Any) -> RoleMessage:
@@ -203,7 +208,7 @@ def forms() -> dict[str, Form]:
         "writer": Form("Write a title and two sentences of story.", words, _merge_words),
     }
 
-
+# %% ../../nbs/mle/87_llm_roles.ipynb #llm-roles
 def llm_roles(client: ChatClient) -> tuple[Role, ...]:
     """Return the five roles with a model behind each.
 

@@ -20,9 +20,6 @@ from .meta import PublicTask
 from .pipeline import Outcome, Pipeline, canonical
 
 # %% ../../nbs/mle/47a_memo.ipynb #memo-key
-MEMO_VERSION = 1  # raise it when an option begins to do something else
-
-
 def memo_key(task: PublicTask, pipeline: Pipeline, seed: int = 0) -> str:
     """Return what an outcome is remembered by.
 
@@ -47,6 +44,9 @@ def memo_key(task: PublicTask, pipeline: Pipeline, seed: int = 0) -> str:
     """
     return f"{task.name}|{fingerprint(task)}|{canonical(pipeline, task.meta)}|{seed}"
 
+# %% ../../nbs/mle/47a_memo.ipynb #versions
+MEMO_VERSION = 1  # raise it when an option begins to do something else
+
 
 def _versions() -> dict[str, Any]:
     """Return what the bits of an outcome depend on besides its key."""
@@ -55,19 +55,20 @@ def _versions() -> dict[str, Any]:
     return {"memo": MEMO_VERSION, "numpy": np.__version__, "sklearn": sklearn.__version__}
 
 # %% ../../nbs/mle/47a_memo.ipynb #packing-2
+def _row(key: str, o: Outcome) -> list[Any]:
+    """Return an outcome's line of the index: all but the numbers of its predictions."""
+    p = o.predictions
+    return [key, o.status, o.reason, o.seconds, None if p is None else p.dtype.str, None if p is None else p.shape]
+
+
 def _packed(outcomes: dict[str, Outcome]) -> dict[str, np.ndarray]:
     """Return outcomes as two arrays of bytes."""
-    rows, parts = [], []
-    for key, o in outcomes.items():
-        p = o.predictions
-        rows.append(
-            [key, o.status, o.reason, o.seconds, None if p is None else p.dtype.str, None if p is None else p.shape]
-        )
-        parts.append(b"" if p is None else p.tobytes())
+    rows = [_row(key, o) for key, o in outcomes.items()]
+    parts = [b"" if o.predictions is None else o.predictions.tobytes() for o in outcomes.values()]
     index = json.dumps({"versions": _versions(), "rows": rows}).encode()
     return {"index": np.frombuffer(index, np.uint8), "data": np.frombuffer(b"".join(parts), np.uint8)}
 
-
+# %% ../../nbs/mle/47a_memo.ipynb #unpacked
 def _unpacked(arrays: dict[str, np.ndarray]) -> dict[str, Outcome]:
     """Return the outcomes of two arrays of bytes, none if they are of other versions."""
     index, data = json.loads(arrays["index"].tobytes()), arrays["data"].tobytes()
@@ -98,7 +99,7 @@ def _read(path: Path) -> dict[str, Outcome]:
         raise ForeignFileError("this is no memory of outcomes", where=str(path), instead="Name another file.") from None
     return {}
 
-
+# %% ../../nbs/mle/47a_memo.ipynb #memo-class-2
 class Memo:
     """Remember outcomes, and keep them in a file if there is one.
 

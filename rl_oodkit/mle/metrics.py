@@ -90,6 +90,39 @@ def metric_ids() -> list[str]:
     """
     return [name.replace("-", "_") for name in names("task-metric")]
 
+# %% ../../nbs/mle/20_metrics.ipynb #check-classes
+def _check_probabilities(metric: TaskMetric, p: np.ndarray, count: int) -> None:
+    """Raise if these are not probabilities of so many classes."""
+    if p.ndim == 2 and p.shape[1] != count:
+        raise ShapeError(f"prediction has {p.shape[1]} columns for {count} classes", where=metric.id)
+    total = p.sum(axis=1) if p.ndim == 2 else np.ones(1)
+    if p.min() < 0 or p.max() > 1 or np.abs(total - 1).max() > 1e-6:
+        raise ParameterError("these are not probabilities", where=metric.id, instead="Use [0, 1], rows summing to 1.")
+
+
+def _check_classes(metric: TaskMetric, y: np.ndarray, p: np.ndarray, n_classes: int | None) -> int:
+    """Return the number of classes, or raise if an index or a probability is out of range."""
+    labels = metric.prediction == "label"
+    found = 1 + int(max(y.max(), p.max())) if labels else (*p.shape, 2)[1]
+    count = check_integer(found if n_classes is None else n_classes, "n_classes", minimum=1)
+    for name, classes in (("y", y), ("prediction", p))[: 1 + labels]:
+        if classes.min() < 0 or classes.max() >= count:
+            raise ParameterError(f"{name} holds a class outside 0..{count - 1}", where=metric.id)
+    if not labels:
+        _check_probabilities(metric, p, count)
+    return count
+
+# %% ../../nbs/mle/20_metrics.ipynb #check-query
+def _check_query(metric: TaskMetric, y: np.ndarray, query: Any) -> np.ndarray | None:
+    """Return queries numbered from 0, or None where the metric knows none."""
+    if metric.prediction != "score":
+        return None
+    if query is None or np.shape(query) != y.shape:
+        raise ShapeError("a ranking needs the query of each row", where=metric.id, instead="Pass query of shape (n,).")
+    if y.min() < 0:
+        raise ParameterError("a grade is negative", where=metric.id, instead="Use grades of 0 or more.")
+    return np.unique(np.asarray(query), return_inverse=True)[1].astype(np.int64)
+
 # %% ../../nbs/mle/20_metrics.ipynb #graded
 def graded(
     metric_id: str, y: Any, prediction: Any, *, query: Any = None, n_classes: int | None = None
@@ -137,39 +170,6 @@ def graded(
         raise ShapeError(f"prediction has shape {p.shape} for {len(y)} answers", where=metric.id)
     classes = _check_classes(metric, y, p, n_classes) if whole else 0
     return metric, Graded(y, p, _check_query(metric, y, query), classes)
-
-# %% ../../nbs/mle/20_metrics.ipynb #check-classes
-def _check_classes(metric: TaskMetric, y: np.ndarray, p: np.ndarray, n_classes: int | None) -> int:
-    """Return the number of classes, or raise if an index or a probability is out of range."""
-    labels = metric.prediction == "label"
-    found = 1 + int(max(y.max(), p.max())) if labels else (*p.shape, 2)[1]
-    count = check_integer(found if n_classes is None else n_classes, "n_classes", minimum=1)
-    for name, classes in (("y", y), ("prediction", p))[: 1 + labels]:
-        if classes.min() < 0 or classes.max() >= count:
-            raise ParameterError(f"{name} holds a class outside 0..{count - 1}", where=metric.id)
-    if not labels:
-        _check_probabilities(metric, p, count)
-    return count
-
-
-def _check_probabilities(metric: TaskMetric, p: np.ndarray, count: int) -> None:
-    """Raise if these are not probabilities of so many classes."""
-    if p.ndim == 2 and p.shape[1] != count:
-        raise ShapeError(f"prediction has {p.shape[1]} columns for {count} classes", where=metric.id)
-    total = p.sum(axis=1) if p.ndim == 2 else np.ones(1)
-    if p.min() < 0 or p.max() > 1 or np.abs(total - 1).max() > 1e-6:
-        raise ParameterError("these are not probabilities", where=metric.id, instead="Use [0, 1], rows summing to 1.")
-
-
-def _check_query(metric: TaskMetric, y: np.ndarray, query: Any) -> np.ndarray | None:
-    """Return queries numbered from 0, or None where the metric knows none."""
-    if metric.prediction != "score":
-        return None
-    if query is None or np.shape(query) != y.shape:
-        raise ShapeError("a ranking needs the query of each row", where=metric.id, instead="Pass query of shape (n,).")
-    if y.min() < 0:
-        raise ParameterError("a grade is negative", where=metric.id, instead="Use grades of 0 or more.")
-    return np.unique(np.asarray(query), return_inverse=True)[1].astype(np.int64)
 
 # %% ../../nbs/mle/20_metrics.ipynb #score
 def score(
@@ -223,6 +223,31 @@ def _check_weights(weights: Any, n: int) -> np.ndarray:
         raise ParameterError("weights must be 0 or more, and one above 0", where="score")
     return w[None]
 
+# %% ../../nbs/mle/20_metrics.ipynb #counts
+_KEPT = 1_000_000  # counts in a matrix that is worth keeping, 8 MB
+
+
+def _counts(seed: int, n: int, resamples: int) -> Iterable[np.ndarray]:
+    """Yield the counts of all resamples (B, n), in pieces if they are many."""
+    return [_kept_counts(seed, n, resamples)] if n * resamples <= _KEPT else _drawn(seed, n, resamples)
+
+
+def _drawn(seed: int, n: int, resamples: int) -> Iterator[np.ndarray]:
+    """Draw counts from one stream, piece by piece."""
+    from rl_oodkit.stats.bootstrap import episode_weights  # takes a second to import, and grading does without
+
+    rng, rows = stream(seed, "bootstrap"), max(1, 2 * _KEPT // n)
+    for start in range(0, resamples, rows):
+        yield episode_weights(rng, n, min(rows, resamples - start)).astype(np.float64)
+
+
+@lru_cache(maxsize=4)
+def _kept_counts(seed: int, n: int, resamples: int) -> np.ndarray:
+    """Draw all counts at once, and keep them unchangeable."""
+    (counts,) = _drawn(seed, n, resamples)
+    counts.flags.writeable = False
+    return counts
+
 # %% ../../nbs/mle/20_metrics.ipynb #bootstrap
 def bootstrap(
     metric_id: str, y: Any, prediction: Any, *, resamples: int = 1000, seed: int = 0, query: Any = None,
@@ -265,28 +290,3 @@ def bootstrap(
     resamples = check_integer(resamples, "resamples", minimum=1)
     pieces = _counts(check_integer(seed, "seed", minimum=0, maximum=None), x.n_units, resamples)
     return np.concatenate([metric.fn(x, w) for w in pieces])
-
-# %% ../../nbs/mle/20_metrics.ipynb #counts
-_KEPT = 1_000_000  # counts in a matrix that is worth keeping, 8 MB
-
-
-def _counts(seed: int, n: int, resamples: int) -> Iterable[np.ndarray]:
-    """Yield the counts of all resamples (B, n), in pieces if they are many."""
-    return [_kept_counts(seed, n, resamples)] if n * resamples <= _KEPT else _drawn(seed, n, resamples)
-
-
-def _drawn(seed: int, n: int, resamples: int) -> Iterator[np.ndarray]:
-    """Draw counts from one stream, piece by piece."""
-    from rl_oodkit.stats.bootstrap import episode_weights  # takes a second to import, and grading does without
-
-    rng, rows = stream(seed, "bootstrap"), max(1, 2 * _KEPT // n)
-    for start in range(0, resamples, rows):
-        yield episode_weights(rng, n, min(rows, resamples - start)).astype(np.float64)
-
-
-@lru_cache(maxsize=4)
-def _kept_counts(seed: int, n: int, resamples: int) -> np.ndarray:
-    """Draw all counts at once, and keep them unchangeable."""
-    (counts,) = _drawn(seed, n, resamples)
-    counts.flags.writeable = False
-    return counts

@@ -18,6 +18,7 @@ from ..core.registry import entries
 from ..core.seeds import integer, stream
 from .compatibility import METRICS_OF, SHOWN_IN, SNR_RANGE, TARGETS_OF, conflicts, repaired
 from .dna import CLASS_TARGETS, DOMAINS, MECHANISMS, MODALITIES, TRAPS, TaskDNA
+from .real_rows import real_table
 from .dna import Categories, Clock, Grouping, Missing, Outliers, RuleDNA, Shift
 
 # %% ../../nbs/mle/02_mutations.ipynb #structure
@@ -36,11 +37,13 @@ def _uniform(rng: np.random.Generator, low: float, high: float) -> float:
 
 
 def _modality(dna: TaskDNA, rng: np.random.Generator) -> Changes:
-    """Show the same latents differently."""
+    """Show the same latents differently, unless they are those of real rows."""
+    if real_table(dna):
+        return {}
     able = [m for m in MODALITIES if dna.target in TARGETS_OF[m] and m != dna.modality]
     return {"modality": _other(rng, able or MODALITIES, dna.modality)}
 
-
+# %% ../../nbs/mle/02_mutations.ipynb #target-operator
 def _target(dna: TaskDNA, rng: np.random.Generator) -> Changes:
     """Ask for something else."""
     target = _other(rng, TARGETS_OF[dna.modality], dna.target)
@@ -55,7 +58,7 @@ def _target(dna: TaskDNA, rng: np.random.Generator) -> Changes:
     }
     return changes | ({"heavy_target": False, "label_noise": 0.0} if target not in CLASS_TARGETS else {})
 
-
+# %% ../../nbs/mle/02_mutations.ipynb #metric-operator
 def _metric(dna: TaskDNA, rng: np.random.Generator) -> Changes:
     """Judge the same answers by another metric of the target."""
     able = [m for m in METRICS_OF[dna.target] if not conflicts(replace(dna, metric=m))]
@@ -72,7 +75,7 @@ def _rule_family(dna: TaskDNA, rng: np.random.Generator) -> Changes:
     family = able[int(rng.choice(len(able), p=weights / weights.sum()))]
     return {"rule": RuleDNA(family, int(rng.integers(2**31)))}
 
-
+# %% ../../nbs/mle/02_mutations.ipynb #cells-operators
 def _missing(dna: TaskDNA, rng: np.random.Generator) -> Changes:
     """Hide cells; half of the time by their own value."""
     mechanism = MECHANISMS[int(rng.choice(3, p=[0.25, 0.25, 0.5]))]
@@ -89,7 +92,7 @@ def _trap(dna: TaskDNA, rng: np.random.Generator) -> Changes:
     able = [t for t in TRAPS[1:] if not conflicts(replace(dna, trap=t))]
     return {"trap": _other(rng, able, dna.trap)}
 
-
+# %% ../../nbs/mle/02_mutations.ipynb #imbalance-operator
 def _imbalance(dna: TaskDNA, rng: np.random.Generator) -> Changes:
     """Make classes unequal, the rarest no rarer than can be learned."""
     if dna.target not in CLASS_TARGETS:
@@ -117,7 +120,7 @@ def _heavy_target(dna: TaskDNA, rng: np.random.Generator) -> Changes:
         return {}
     return {"heavy_target": True} | ({"metric": "rmsle"} if rng.random() < 0.5 else {})
 
-
+# %% ../../nbs/mle/02_mutations.ipynb #company-operators
 def _categories(dna: TaskDNA, rng: np.random.Generator) -> Changes:
     """Show some latents as categories, one in two times with codes unseen in training."""
     unseen = _uniform(rng, 0.02, 0.1) if rng.random() < 0.5 else 0.0
@@ -155,7 +158,7 @@ class Operator:
     changes: Callable[[TaskDNA, np.random.Generator], Changes]  # new values of fields
     structural: bool = False  # goes first
 
-
+# %% ../../nbs/mle/02_mutations.ipynb #operator-table
 _TABLE = (
     Operator("modality", 0.8, _modality, True),
     Operator("target", 1.0, _target, True),
@@ -181,7 +184,7 @@ _TABLE = (
 )
 OPERATORS = MappingProxyType({o.name: o for o in _TABLE})
 
-
+# %% ../../nbs/mle/02_mutations.ipynb #mutate
 def mutate(dna: TaskDNA, operator: str, rng: np.random.Generator) -> TaskDNA:
     """Change a task by one named operator, and repair what no longer goes together.
 
@@ -225,7 +228,7 @@ def _order(rng: np.random.Generator, size: int) -> list[str]:
     chosen = [_TABLE[i].name for i in sorted(ranked[:size])]
     return chosen + [_TABLE[i].name for i in ranked[size:] if np.isfinite(keys[i]) and not _TABLE[i].structural]
 
-
+# %% ../../nbs/mle/02_mutations.ipynb #breed-function
 def breed(dna: TaskDNA, seed: int, n_mutations: int | None = None) -> tuple[TaskDNA, tuple[str, ...]]:
     """Return a child of a task and the names of the operators that made it.
 
@@ -324,7 +327,7 @@ _RANGES = MappingProxyType(
 )
 _HEAVY = MappingProxyType({"modality": 4.0, "target": 4.0, "rule.family": 4.0, "trap": 2.0})  # other fields: 1
 
-
+# %% ../../nbs/mle/02_mutations.ipynb #distance-parts
 def _field(dna: TaskDNA, path: str) -> Any:
     """Read a field by its path."""
     head, _, tail = path.partition(".")

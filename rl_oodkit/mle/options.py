@@ -72,7 +72,7 @@ def options(slot: str) -> tuple[str, ...]:
     """
     return tuple(_found(slot))
 
-
+# %% ../../nbs/mle/40_options.ipynb #option
 def option(slot: str, name: str) -> Entry:
     """Return the record of one option.
 
@@ -118,7 +118,7 @@ def width() -> int:
     """
     return max(len(options(slot)) for slot in SLOTS)
 
-
+# %% ../../nbs/mle/40_options.ipynb #mask-of
 def mask(slot: str, chosen: Sequence[str], meta: TaskMeta) -> np.ndarray:
     """Return which options of a slot a policy may choose.
 
@@ -206,7 +206,7 @@ def _columns_make_sense(slot: str, found: Entry, said: Mapping[str, str], meta: 
         return name == "none" or not (holes or (name == "poly2" and not cells))
     return True
 
-
+# %% ../../nbs/mle/40_options.ipynb #target-rules
 def _target_makes_sense(name: str, said: Mapping[str, str], meta: TaskMeta) -> bool:
     """Judge an option of the slot `target`."""
     if name == "balanced":
@@ -215,7 +215,7 @@ def _target_makes_sense(name: str, said: Mapping[str, str], meta: TaskMeta) -> b
         return meta.target == "ordinal"
     return name != "log" or meta.target in ("regression", "count")
 
-
+# %% ../../nbs/mle/40_options.ipynb #answer-rules
 def _answers_make_sense(slot: str, found: Entry, said: Mapping[str, str], meta: TaskMeta) -> bool:
     """Judge an option of the model or of a slot behind it."""
     name = found.id.removeprefix(slot + "-")

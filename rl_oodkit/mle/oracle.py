@@ -19,9 +19,6 @@ from .targets import Conditional, draw
 from .worlds import Sample, World
 
 # %% ../../nbs/mle/07_oracle.ipynb #numbers
-_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
-
-
 def _count_table(rate: np.ndarray) -> np.ndarray:
     """Return Poisson probabilities, float64 array of shape (counts, n)."""
     from scipy.special import gammaln
@@ -40,6 +37,9 @@ def _by_blocks(fn: Callable[[np.ndarray], np.ndarray], rate: np.ndarray) -> np.n
         block = order[start : start + 2048]
         result[block] = fn(rate[block])
     return result
+
+# %% ../../nbs/mle/07_oracle.ipynb #summaries
+_NODES, _WEIGHTS = np.polynomial.hermite_e.hermegauss(60)
 
 
 def _median(law: Conditional) -> np.ndarray:
@@ -80,7 +80,7 @@ def _f1_rules(p: np.ndarray) -> Iterator[np.ndarray]:
                 break
             labels = new
 
-
+# %% ../../nbs/mle/07_oracle.ipynb #kappa-rules
 def _kappa_rules(p: np.ndarray) -> Iterator[np.ndarray]:
     """Yield decisions of shape (n,) along Dinkelbach's iteration."""
     classes = np.arange(len(p))
@@ -117,7 +117,7 @@ def _mean_kappa(labels: np.ndarray, draws: np.ndarray, n_classes: int) -> float:
     chance = np.square(y).mean(axis=1) + np.square(p).mean() - 2 * y.mean(axis=1) * p.mean()
     return float((1 - np.divide(apart, chance, out=np.zeros(len(y)), where=chance > 0)).mean())
 
-
+# %% ../../nbs/mle/07_oracle.ipynb #redrawn
 def redrawn(law: Conditional, resamples: int, seed: int) -> np.ndarray:
     """Draw the targets of the same rows many times.
 
@@ -159,7 +159,7 @@ def _places(x: np.ndarray) -> np.ndarray:
     places[np.argsort(x, kind="stable")] = np.arange(len(x))
     return places
 
-
+# %% ../../nbs/mle/07_oracle.ipynb #best-table
 _Best = Callable[[Conditional, int], np.ndarray]
 _CLASSES: dict[str, _Best] = {
     "accuracy": lambda law, seed: law.p.argmax(axis=0),
@@ -186,7 +186,7 @@ def _table(law: Conditional) -> dict[str, _Best]:
         return _CLASSES | (_TWO if len(law.p) == 2 else {})
     return _RANKED if law.kind == "utility" else _NUMBERS
 
-
+# %% ../../nbs/mle/07_oracle.ipynb #best-prediction-door
 def best_prediction(law: Conditional, metric_id: str, *, query: np.ndarray | None = None, seed: int = 0) -> np.ndarray:
     """Return the prediction that is best on average under a known law.
 
@@ -351,7 +351,7 @@ def _scores(sample: Sample, prediction: np.ndarray, metric: str, seed: int, resa
             continue  # a draw with one class has no area
     return np.array(scores)
 
-
+# %% ../../nbs/mle/07_oracle.ipynb #report
 def oracle_report(
     world: World, sample: Sample, metric: str | None = None, *, resamples: int = 200, bound_rows: int = 20_000
 ) -> OracleReport:

@@ -19,7 +19,7 @@ from .files import SyntheticTask
 from .messages import Role, RoleLog, RoleMessage, refuse
 from .roles import Critic, Developer, Evaluator, GenerationContext, Strategist, Writer
 
-# %% ../../nbs/mle/86_orchestrator.ipynb #walk
+# %% ../../nbs/mle/86_orchestrator.ipynb #default-roles
 def default_roles() -> tuple[Role, ...]:
     """Return the five procedural roles in their order.
 
@@ -34,7 +34,7 @@ def default_roles() -> tuple[Role, ...]:
     """
     return Strategist(), Developer(), Evaluator(), Critic(), Writer()
 
-
+# %% ../../nbs/mle/86_orchestrator.ipynb #walk
 def walk(message: RoleMessage, roles: Sequence[Role], context: GenerationContext, log: RoleLog) -> RoleMessage:
     """Let each role act until one refuses.
 
@@ -67,7 +67,7 @@ def walk(message: RoleMessage, roles: Sequence[Role], context: GenerationContext
         message = answer
     return message
 
-# %% ../../nbs/mle/86_orchestrator.ipynb #make-task
+# %% ../../nbs/mle/86_orchestrator.ipynb #attempted
 @dataclass(frozen=True)
 class Attempted:
     """Hold what became of one task."""
@@ -77,14 +77,16 @@ class Attempted:
     reasons: tuple[str, ...] = ()  # of the last refusal
 
 
+def _told(message: RoleMessage, answer: RoleMessage, attempt: int) -> RoleMessage:
+    """Return the next question to the strategist: the same one, with the record that was refused and why."""
+    known = {k: answer.artefacts[k] for k in ("dna",) if k in answer.artefacts}
+    return replace(message, artefacts=known, diagnostics=answer.diagnostics, attempt=attempt)
+
+# %% ../../nbs/mle/86_orchestrator.ipynb #make-task
 def make_task(
-    seed_name: str,
-    index: int,
-    context: GenerationContext,
-    *,
-    roles: Sequence[Role] | None = None,
-    log: RoleLog | None = None,
-) -> Attempted:
+    seed_name: str, index: int, context: GenerationContext, *,
+    roles: Sequence[Role] | None = None, log: RoleLog | None = None,
+) -> Attempted:  # fmt: skip
     """Make one task, or give it up after a bounded number of attempts.
 
     Parameters
@@ -107,15 +109,14 @@ def make_task(
     roles, log = default_roles() if roles is None else roles, RoleLog(None) if log is None else log
     message = RoleMessage(roles[0].name, {"seed_name": seed_name, "index": check_integer(index, "index", minimum=0)})
     for attempt in range(1, context.attempts + 1):
-        answer = walk(replace(message, attempt=attempt), roles, context, log)
+        answer = walk(message, roles, context, log)
         if answer.verdict == "ok":
             draft, made = answer.artefacts["draft"], answer.artefacts
             context.accept(draft)
             return Attempted(draft.finished(made["description"], tuple(made["gates"])), attempt)
         if answer.verdict == "reject":
             break
-        known = {k: answer.artefacts[k] for k in ("dna",) if k in answer.artefacts}
-        message = replace(message, artefacts=known, diagnostics=answer.diagnostics)
+        message = _told(message, answer, attempt + 1)
     return Attempted(None, attempt, answer.diagnostics)
 
 # %% ../../nbs/mle/86_orchestrator.ipynb #report

@@ -6,7 +6,7 @@
 __all__ = ['PIPELINE_ENV', 'not_running', 'PipelineEnv', 'PipelineVectorEnv', 'register_pipeline_env']
 
 # %% ../../nbs/mle/61_pipeline_env.ipynb #pipeline-env-imports
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -19,6 +19,14 @@ from .arenas import Arena, check_arenas, default_arenas
 from .episode import Attempt, Episode, Workshop, check_workshop, pipeline_of, vocabulary
 from .options import SLOTS, width
 from .rewards import reward_ids
+
+# %% ../../nbs/mle/61_pipeline_env.ipynb #mask
+def _mask(filled: int, attempts: int) -> np.ndarray:
+    """Return which actions exist, int8 of shape (A + 1,)."""
+    mask = np.zeros(width() + 1, np.int8)
+    mask[: len(vocabulary()[filled])] = 1
+    mask[-1] = filled == 0 and attempts > 0
+    return mask
 
 # %% ../../nbs/mle/61_pipeline_env.ipynb #seat
 class _Seat:
@@ -41,10 +49,7 @@ class _Seat:
 
     def mask(self) -> np.ndarray:
         """Return which actions exist, int8 of shape (A + 1,)."""
-        mask = np.zeros(width() + 1, np.int8)
-        mask[: len(vocabulary()[len(self.tokens)])] = 1
-        mask[-1] = not self.tokens and bool(self.episode.attempts)
-        return mask
+        return _mask(len(self.tokens), len(self.episode.attempts))
 
     def type(self, action: int) -> bool:
         """Take a token or the word submit; tell whether an attempt is complete."""
@@ -69,7 +74,7 @@ def _advance(seats: Sequence[_Seat], actions: Sequence[int], workshop: Workshop)
         seat.tokens, seat.legal = [], True
     return [made.get(id(seat)) for seat in seats]
 
-
+# %% ../../nbs/mle/61_pipeline_env.ipynb #observe
 def _observe(seat: _Seat) -> dict[str, Any]:
     """Return what a seat's agent sees."""
     attempts, tokens = seat.episode.attempts, np.zeros(len(SLOTS), np.int64)
@@ -83,27 +88,31 @@ def _observe(seat: _Seat) -> dict[str, Any]:
     }
 
 # %% ../../nbs/mle/61_pipeline_env.ipynb #infos
+def _fate(attempt: Attempt) -> dict[str, Any]:
+    """Return what is known of an attempt: the pipeline, how it ended, and why it failed."""
+    mark = attempt.mark
+    told = {"status": mark.status, "reason": "" if mark.executed else mark.report.reason}
+    return told | {"pipeline": str(attempt.pipeline), "seconds": mark.seconds}
+
+
 def _info(seat: _Seat, attempt: Attempt | None, preset: str) -> dict[str, Any]:
     """Return a seat's info after a step."""
     info: dict[str, Any] = {"action_mask": seat.mask(), "task": seat.arena.name}
-    if attempt is not None:
-        info |= {"status": attempt.mark.status, "pipeline": str(attempt.pipeline), "seconds": attempt.mark.seconds}
+    last = attempt or (seat.episode.attempts[-1] if seat.over else None)
+    if last is not None:
+        info |= _fate(last)
     if seat.over:
-        report = seat.episode.report
+        episode, report = seat.episode, seat.episode.report
         info |= {"tier": report.tier, "normalised": report.normalised, "peer_rank": report.peer_rank}
-        info |= {
-            "format": seat.episode.format_share,
-            "mask": seat.episode.masked,
-            "reward": seat.episode.reward(preset),
-        }
+        info |= {"format": episode.format_share, "mask": episode.masked, "reward": episode.reward(preset)}
     return info
 
-
+# %% ../../nbs/mle/61_pipeline_env.ipynb #ends
 def _ends(seat: _Seat) -> tuple[bool, bool]:
     """Tell whether a seat's episode is terminated, and whether it is truncated."""
     return seat.over and not seat.episode.masked, seat.over and seat.episode.masked
 
-
+# %% ../../nbs/mle/61_pipeline_env.ipynb #spaces
 def _spaces(width_of_meta: int, turns: int) -> gym.spaces.Dict:
     """Return the space of observations."""
     box = gym.spaces.Box
@@ -126,7 +135,7 @@ def _equip(env: Any, tasks: Sequence[Arena] | None, reward: str, turns: int, wor
     env.workshop = check_workshop(workshop)
     env.single_space = _spaces(len(env.arenas[0].landmarks), env.turns)
 
-
+# %% ../../nbs/mle/61_pipeline_env.ipynb #not-running
 def not_running(where: str) -> RlOodkitError:
     """Return the error of a step without an episode, which is Gymnasium's own as well.
 
@@ -148,7 +157,7 @@ def not_running(where: str) -> RlOodkitError:
 
     return NotResetError("the episode is over, or has not begun", where=where, instead="Call reset.")
 
-
+# %% ../../nbs/mle/61_pipeline_env.ipynb #choose
 def _task_of(options: dict[str, Any] | None) -> str | None:
     """Return the task that the options of a reset name, if any."""
     unknown = sorted(map(str, set(options or {}) - {"task"}))
@@ -188,6 +197,20 @@ class PipelineEnv(gym.Env[dict[str, Any], Any]):
     ------
     ParameterError
         If an argument cannot be used.
+
+    Notes
+    -----
+    Keys of `info`:
+
+    | key | when | value |
+    |---|---|---|
+    | action_mask | always | int8 array of shape (A + 1,), as `action_space.sample` takes it |
+    | task | always | name |
+    | status | an attempt has ended; at the end, the last one's | ok, error or timeout |
+    | reason | likewise | why it failed, in words; empty if it did not |
+    | pipeline, seconds | likewise | its ten words; processor time |
+    | tier, normalised, peer_rank | at the end | the judge's verdict on the incumbent, from private rows |
+    | format, mask, reward | at the end | share of good form; whether to leave it out; as returned |
 
     Examples
     --------
@@ -238,6 +261,28 @@ class PipelineEnv(gym.Env[dict[str, Any], Any]):
         reward = self.seat.episode.reward(self.reward_preset) if self.seat.over else 0.0
         return _observe(self.seat), reward, *_ends(self.seat), _info(self.seat, attempt, self.reward_preset)
 
+# %% ../../nbs/mle/61_pipeline_env.ipynb #checked-actions
+def _checked(actions: Any, worlds: int) -> np.ndarray:
+    """Return the actions of all worlds as integers, or raise."""
+    if np.shape(actions) != (worlds,):
+        raise ShapeError(f"actions have shape {np.shape(actions)} for {worlds} worlds", where="step")
+    found = check_array(actions, "actions", ndim=1, dtype=np.int64)
+    if not ((found >= 0) & (found <= width())).all():
+        raise ParameterError("an action is none", where="step", instead=f"Give numbers from 0 to {width()}.")
+    return found
+
+# %% ../../nbs/mle/61_pipeline_env.ipynb #turn
+def _turn(
+    seats: list[_Seat], actions: np.ndarray, renew: Callable[[int], _Seat], workshop: Workshop
+) -> list[Attempt | None]:
+    """Move all worlds by one step, and return the attempts that this completed."""
+    running = [i for i, seat in enumerate(seats) if not seat.over]
+    for i in set(range(len(seats))) - set(running):
+        seats[i] = renew(i)
+    moved = _advance([seats[i] for i in running], actions[running], workshop)
+    attempts = dict(zip(running, moved, strict=True))
+    return [attempts.get(i) for i in range(len(seats))]
+
 # %% ../../nbs/mle/61_pipeline_env.ipynb #vector-env-class
 class PipelineVectorEnv(VectorEnv[dict[str, Any], Any, Any]):
     """Build pipelines in many worlds at once.
@@ -249,7 +294,7 @@ class PipelineVectorEnv(VectorEnv[dict[str, Any], Any, Any]):
     num_envs : int
         Number of worlds B.
     reward, turns, workshop
-        As in `PipelineEnv`.
+        As in `PipelineEnv`, and so are the keys of `info`; each comes with `_key`, the worlds that have it.
 
     Raises
     ------
@@ -300,18 +345,8 @@ class PipelineVectorEnv(VectorEnv[dict[str, Any], Any, Any]):
         """Choose a token in every world; rewards and ends have shape (B,)."""
         if not self.seats:
             raise not_running("PipelineVectorEnv")
-        if np.shape(actions) != (self.num_envs,):
-            raise ShapeError(f"actions have shape {np.shape(actions)} for {self.num_envs} worlds", where="step")
-        actions = check_array(actions, "actions", ndim=1, dtype=np.int64)
-        if not ((actions >= 0) & (actions <= width())).all():
-            raise ParameterError("an action is none", where="step", instead=f"Give numbers from 0 to {width()}.")
-        running = [i for i, seat in enumerate(self.seats) if not seat.over]
-        for i in set(range(self.num_envs)) - set(running):
-            self.seats[i] = _choose(self, self._rngs[i], None)
-        attempts: list[Attempt | None] = [None] * self.num_envs
-        moved = _advance([self.seats[i] for i in running], [actions[i] for i in running], self.workshop)
-        for i, attempt in zip(running, moved):
-            attempts[i] = attempt
+        chosen = _checked(actions, self.num_envs)
+        attempts = _turn(self.seats, chosen, lambda i: _choose(self, self._rngs[i], None), self.workshop)
         rewards = np.array([s.episode.reward(self.reward_preset) if s.over else 0.0 for s in self.seats])
         terminated, truncated = (np.array(ends) for ends in zip(*map(_ends, self.seats)))
         return self._observations(), rewards, terminated, truncated, self._infos(attempts)

@@ -31,7 +31,7 @@ WEIGHTS: dict[str, dict[str, float]] = {
     "calibration": {"none": 0.85, "sigmoid": 0.08, "isotonic": 0.07},
 }
 
-
+# %% ../../nbs/mle/46_practitioner.ipynb #weights-of-slot
 def _weights(slot: str, chosen: tuple[str, ...], meta: TaskMeta) -> np.ndarray:
     """Return the probability of each option of a slot after what was chosen, (options,)."""
     names = options(slot)

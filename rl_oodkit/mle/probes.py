@@ -17,7 +17,7 @@ class Probe:
 
     Examples
     --------
-    >>> parse("mine :: ENOENT EACCES :: read('/etc/shadow')")[0].blocked
+    >>> Probe("mine", ("ENOENT", "EACCES"), "read('/etc/shadow')").blocked
     ('ENOENT', 'EACCES')
     """
 
@@ -25,7 +25,7 @@ class Probe:
     blocked: tuple[str, ...]  # error codes, class names, or `nothing`
     source: str  # a Python expression; true where the way is open
 
-
+# %% ../../nbs/mle/58_probes.ipynb #parse
 def parse(table: str) -> tuple[Probe, ...]:
     """Read a table of probes.
 
@@ -132,7 +132,7 @@ performance-counters :: EPERM :: reaches(298, ctypes.create_string_buffer(128), 
 """)
 
 # %% ../../nbs/mle/58_probes.ipynb #mounts-table
-MACHINE = parse("""
+_MOUNTS = parse("""
 mount :: EPERM :: call(165, b"none", P["data"].encode(), b"tmpfs", 0, 0)
 remount-data :: EPERM :: reaches(165, 0, P["data"].encode(), 0, 4128, 0)
 unmount-data :: EPERM :: reaches(166, P["data"].encode(), 2)
@@ -148,6 +148,10 @@ mount-namespace :: EPERM :: call(272, 0x20000)
 uncapped-scratch :: EPERM :: call(272, 0x10020000) and call(165, b"none", b".", b"tmpfs", 0, 0)
 open-by-handle :: EPERM :: reaches(304, -1, 0, 0)
 name-to-handle :: EPERM :: reaches(303, -1, 0, 0, 0, 0)
+""")
+
+# %% ../../nbs/mle/58_probes.ipynb #machine-table
+MACHINE = _MOUNTS + parse("""
 watch-files :: EPERM :: call(300, 0, 0)
 device-node :: EPERM :: done(os.mknod, "node", 0o20600, os.makedev(1, 3))
 named-pipe :: EPERM :: done(os.mkfifo, "pipe")
@@ -181,7 +185,7 @@ last-to-be-killed :: EACCES :: open("/proc/self/oom_score_adj", "w").write("-900
 """)
 
 # %% ../../nbs/mle/58_probes.ipynb #files-table
-FILES = parse("""
+_OUTSIDE = parse("""
 passwords :: ENOENT :: read("/etc/shadow")
 host-name-file :: ENOENT :: read("/etc/hostname")
 homes :: ENOENT :: done(os.listdir, "/home")
@@ -194,6 +198,10 @@ kernel-messages :: ENOENT :: done(os.close, os.open("/dev/kmsg", os.O_RDONLY | o
 terminals :: ENOENT :: done(os.close, os.open("/dev/ptmx", os.O_RDWR | os.O_NOCTTY))
 other-tasks :: EACCES ENOENT :: os.listdir(P["tasks"])
 other-episodes :: EACCES :: os.listdir(P["boxes"])
+""")
+
+# %% ../../nbs/mle/58_probes.ipynb #files-table-2
+FILES = _OUTSIDE + parse("""
 write-root :: EROFS EACCES :: nameless("/")
 write-libraries :: EROFS EACCES :: nameless("/usr/lib")
 write-settings :: EROFS EACCES :: nameless("/etc")
@@ -223,4 +231,6 @@ full-disk :: ENOSPC :: fill(5, 20 << 20)
 many-names :: ENOSPC :: many(3000)
 many-descriptors :: EMFILE :: [os.open("/dev/null", os.O_RDONLY) for _ in range(100)]
 """)
+
+# %% ../../nbs/mle/58_probes.ipynb #all-probes
 PROBES = ANSWERS + PROCESSES + NETWORK + MACHINE + RIGHTS + FILES + EXHAUSTION

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 
-from ..core.errors import ParameterError, ServiceError, check_integer
+from ..core.errors import ParameterError, ServiceError, check_integer, shown
 from ..core.seeds import integer
 from .chat_client import ChatClient, ChatReply
-from .dialogues import Dialogue, Message, append_dialogue
+from .dialogues import Dialogue, Message, put_dialogue, recorded
 from .transport import CallLimits
 
 # %% ../../nbs/mle/78_react.ipynb #system-prompt
@@ -65,7 +65,7 @@ class TextPolicy(Protocol):
     def speak(self, messages: list[dict[str, str]], *, seed: int) -> ChatReply:
         """Return the next utterance of the assistant."""
 
-
+# %% ../../nbs/mle/78_react.ipynb #chat-policy
 @dataclass(frozen=True)
 class ChatPolicy:
     """Let a language-model service play.
@@ -217,6 +217,10 @@ class _Talk:
         self.meter.learn(shown, reply.prompt_tokens)
 
 # %% ../../nbs/mle/78_react.ipynb #speak
+class _FullError(Exception):
+    """Say that the window is too small for what must be shown."""
+
+
 def _speak(policy: TextPolicy, talk: _Talk, budget: int, seed: int) -> str:
     """Let the policy speak; return what it said, or raise."""
     kept = trim([m.content for m in talk.messages], talk.kept, talk.failed, budget, talk.meter)
@@ -229,11 +233,7 @@ def _speak(policy: TextPolicy, talk: _Talk, budget: int, seed: int) -> str:
     talk.add(Message("assistant", reply.content, reply.logprobs, tuple(kept)))
     return reply.content
 
-
-class _FullError(Exception):
-    """Say that the window is too small for what must be shown."""
-
-
+# %% ../../nbs/mle/78_react.ipynb #play-turns
 def _play(env: gym.Env[str, str], policy: TextPolicy, talk: _Talk, budget: int, seed: int) -> tuple[float, dict]:
     """Take turns until the episode is over; return the reward and the last info."""
     turn = 0
@@ -318,16 +318,32 @@ def _run(runner: ReActRunner, task: str | None, seed: int, group: str, rollout: 
         info=_summary(talk, info),
     )
 
-
+# %% ../../nbs/mle/78_react.ipynb #summary
 def _summary(talk: _Talk, info: dict[str, Any]) -> dict[str, Any]:
     """Return what is worth keeping of an episode besides its words."""
     said = ("medal", "tier", "grade", "reason", "score", "normalised", "peer_rank", "format_share", "turns_left")
     used = {"calls": talk.calls, "prompt_tokens": talk.tokens[0], "completion_tokens": talk.tokens[1]}
     return {name: info[name] for name in said if name in info} | used
 
+# %% ../../nbs/mle/78_react.ipynb #keeps
+def _keeps(old: Dialogue | None, model: str, force: bool) -> bool:
+    """Tell whether a trajectory that is in a file stays, or raise if it is another model's."""
+    if old is None or force:
+        return False
+    if old.model != model:
+        what = f"rollout {old.rollout} of group {old.group} was played by {shown(old.model)}, not by {shown(model)}"
+        raise ParameterError(what, where="group", instead="Give another file, or replace what is there by force.")
+    return old.status != "service-error"
+
 # %% ../../nbs/mle/78_react.ipynb #run-group
 def run_group(
-    runner: ReActRunner, task: str, size: int = 4, *, seed: int = 0, path: str | Path | None = None
+    runner: ReActRunner,
+    task: str,
+    size: int = 4,
+    *,
+    seed: int = 0,
+    path: str | Path | None = None,
+    force: bool = False,
 ) -> list[Dialogue]:
     """Play several episodes of one task.
 
@@ -342,21 +358,33 @@ def run_group(
     seed : int
         Of the group; each trajectory has its own below it.
     path : path, optional
-        JSONL file to which each trajectory is appended.
+        JSONL file to which each trajectory is appended; what is there already is kept and not played again.
+    force : bool
+        Whether to play again, and replace, what is in the file.
 
     Returns
     -------
     list of Dialogue
+        Those that were kept as they are in the file.
+
+    Raises
+    ------
+    ParameterError
+        If the file holds a trajectory of another model in the place of one of these.
+    StoreError, DamagedFileError, ForeignFileError
+        If the file cannot be read or written.
 
     Examples
     --------
     >>> run_group(ReActRunner(None, None), "t1", 0)
     []
     """
-    played = []
-    for i in range(check_integer(size, "size", minimum=0)):
-        dialogue = runner.run(task, seed=integer(seed, "rollout", i), group=f"{task}/{seed}", rollout=i)
-        if path is not None:
-            append_dialogue(path, dialogue)
-        played.append(dialogue)
-    return played
+    group, there = f"{task}/{seed}", {} if path is None else recorded(path)
+    kept = {i: there.get((group, i)) for i in range(check_integer(size, "size", minimum=0))}
+    kept = {i: old for i, old in kept.items() if _keeps(old, runner.policy.name, force)}
+    for i in range(size):
+        if i not in kept:
+            kept[i] = runner.run(task, seed=integer(seed, "rollout", i), group=group, rollout=i)
+            if path is not None:
+                put_dialogue(path, kept[i])
+    return [kept[i] for i in range(size)]

@@ -22,6 +22,34 @@ import pandas as pd
 from ..core.errors import SubmissionError, check_integer, shown
 from .meta import TaskMeta, csv_bytes
 
+# %% ../../nbs/mle/23_reader.ipynb #unreadable
+def _unreadable(path: Path, reason: Exception) -> SubmissionError:
+    """Say why a file could not be opened."""
+    number = getattr(reason, "errno", None)
+    if number == errno.ENOENT:
+        return SubmissionError("there is no submission", where=shown(path.name), instead="Write the file first.")
+    what = "the submission is a symbolic link" if number == errno.ELOOP else "the submission cannot be read"
+    return SubmissionError(what, where=shown(path.name))
+
+# %% ../../nbs/mle/23_reader.ipynb #check-file
+def _check_file(facts: os.stat_result, name: str, cap: int) -> None:
+    """Raise unless the open handle is a plain file of its own, and small enough."""
+    if not stat.S_ISREG(facts.st_mode):
+        raise SubmissionError("the submission is not a regular file", where=shown(name))
+    if facts.st_nlink > 1:
+        raise SubmissionError("the submission is a hard link", where=shown(name), instead="Write a file of its own.")
+    if facts.st_size > cap:
+        raise SubmissionError(f"the submission has {facts.st_size} bytes", instead=f"At most {cap} are read.")
+
+
+def _capped(data: bytes, cap: int) -> bytes:
+    """Return the data, or raise if they are too many or none."""
+    if len(data) > cap:
+        raise SubmissionError(f"the submission has more than {cap} bytes")
+    if not data:
+        raise SubmissionError("the submission is empty")
+    return data
+
 # %% ../../nbs/mle/23_reader.ipynb #read-bytes
 CAP = 1 << 20  # bytes that a submission may have
 
@@ -66,34 +94,6 @@ def read_bytes(path: str | Path, cap: int = CAP) -> bytes:
     finally:
         os.close(handle)
     return _capped(data, cap)
-
-# %% ../../nbs/mle/23_reader.ipynb #unreadable
-def _unreadable(path: Path, reason: Exception) -> SubmissionError:
-    """Say why a file could not be opened."""
-    number = getattr(reason, "errno", None)
-    if number == errno.ENOENT:
-        return SubmissionError("there is no submission", where=shown(path.name), instead="Write the file first.")
-    what = "the submission is a symbolic link" if number == errno.ELOOP else "the submission cannot be read"
-    return SubmissionError(what, where=shown(path.name))
-
-
-def _check_file(facts: os.stat_result, name: str, cap: int) -> None:
-    """Raise unless the open handle is a plain file of its own, and small enough."""
-    if not stat.S_ISREG(facts.st_mode):
-        raise SubmissionError("the submission is not a regular file", where=shown(name))
-    if facts.st_nlink > 1:
-        raise SubmissionError("the submission is a hard link", where=shown(name), instead="Write a file of its own.")
-    if facts.st_size > cap:
-        raise SubmissionError(f"the submission has {facts.st_size} bytes", instead=f"At most {cap} are read.")
-
-
-def _capped(data: bytes, cap: int) -> bytes:
-    """Return the data, or raise if they are too many or none."""
-    if len(data) > cap:
-        raise SubmissionError(f"the submission has more than {cap} bytes")
-    if not data:
-        raise SubmissionError("the submission is empty")
-    return data
 
 # %% ../../nbs/mle/23_reader.ipynb #decode
 _MAGIC = (
@@ -175,7 +175,6 @@ def _aligned(rows: Iterator[list[str]], ids: np.ndarray) -> list[list[str]]:
 
 # %% ../../nbs/mle/23_reader.ipynb #number
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,5})?")
-_WHOLE = re.compile(r"\+?([0-9]{1,15})(?:\.0*)?")
 
 
 def _number(cell: str) -> float:
@@ -186,6 +185,9 @@ def _number(cell: str) -> float:
     if not np.isfinite(value):
         raise SubmissionError(f"{shown(cell)} is not finite")
     return value + 0.0  # a negative zero becomes an ordinary one
+
+# %% ../../nbs/mle/23_reader.ipynb #label
+_WHOLE = re.compile(r"\+?([0-9]{1,15})(?:\.0*)?")
 
 
 def _label(cell: str, meta: TaskMeta) -> int:
@@ -214,7 +216,7 @@ def _values(rows: list[list[str]], meta: TaskMeta) -> np.ndarray:
             raise
     return np.array(out, dtype=np.int64 if meta.prediction == "label" else np.float64)
 
-
+# %% ../../nbs/mle/23_reader.ipynb #probabilities
 def check_probabilities(values: np.ndarray) -> np.ndarray:
     """Return probabilities with rows that sum exactly to one.
 
@@ -246,6 +248,30 @@ def check_probabilities(values: np.ndarray) -> np.ndarray:
         row = int(np.abs(total - 1).argmax())
         raise SubmissionError(f"probabilities sum to {total[row, 0]:.4g}", where=f"row {row + 1} of test.csv")
     return values / total
+
+# %% ../../nbs/mle/23_reader.ipynb #table-bytes
+def _table_bytes(table: pd.DataFrame, n: int, width: int, cap: int) -> bytes:
+    """Return the bytes of a table of numbers and text, or raise."""
+    if table.shape[0] > n or table.shape[1] != width:
+        raise SubmissionError(f"the table has shape {table.shape}", instead=f"It must be ({n}, {width}).")
+    mixed = table.loc[:, [isinstance(t, np.dtype) and t.hasobject for t in table.dtypes]]
+    if not mixed.map(lambda v: isinstance(v, (str, int, float))).all(axis=None):
+        raise SubmissionError("the table holds objects", instead="Use numbers and text.")
+    try:
+        return _capped(csv_bytes(table), cap)
+    except UnicodeEncodeError:
+        raise SubmissionError("the table holds text that is not UTF-8") from None
+
+
+def _source_bytes(source: Any, meta: TaskMeta, n: int, cap: int) -> bytes:
+    """Return the bytes of whatever form a submission comes in, or raise."""
+    if isinstance(source, (bytes, bytearray)):
+        return _capped(bytes(source), cap)
+    if isinstance(source, (str, Path)):
+        return read_bytes(source, cap)
+    if isinstance(source, pd.DataFrame):
+        return _table_bytes(source, n, len(meta.submission_columns), cap)
+    raise SubmissionError(f"a {type(source).__name__} is not a submission", instead="Hand in a file or a table.")
 
 # %% ../../nbs/mle/23_reader.ipynb #read-submission
 def read_submission(source: Any, meta: TaskMeta, ids: np.ndarray, *, cap: int = CAP) -> np.ndarray:
@@ -283,24 +309,3 @@ def read_submission(source: Any, meta: TaskMeta, ids: np.ndarray, *, cap: int = 
     if meta.prediction.startswith("probabilit"):
         values = check_probabilities(values)
     return values if meta.prediction == "probabilities" else values[:, 0]
-
-
-def _source_bytes(source: Any, meta: TaskMeta, n: int, cap: int) -> bytes:
-    """Return the bytes of whatever form a submission comes in, or raise."""
-    if isinstance(source, (bytes, bytearray)):
-        return _capped(bytes(source), cap)
-    if isinstance(source, (str, Path)):
-        return read_bytes(source, cap)
-    if not isinstance(source, pd.DataFrame):
-        raise SubmissionError(f"a {type(source).__name__} is not a submission", instead="Hand in a file or a table.")
-    if source.shape[0] > n or source.shape[1] != len(meta.submission_columns):
-        raise SubmissionError(
-            f"the table has shape {source.shape}", instead=f"It must be ({n}, {len(meta.submission_columns)})."
-        )
-    mixed = source.loc[:, [isinstance(t, np.dtype) and t.hasobject for t in source.dtypes]]
-    if not mixed.map(lambda v: isinstance(v, (str, int, float))).all(axis=None):
-        raise SubmissionError("the table holds objects", instead="Use numbers and text.")
-    try:
-        return _capped(csv_bytes(source), cap)
-    except UnicodeEncodeError:
-        raise SubmissionError("the table holds text that is not UTF-8") from None

@@ -18,7 +18,7 @@ from .dna import TaskDNA
 from .meta import PublicTask, TaskMeta
 from .metrics import score as metric_score
 from .options import has_cells
-from .pipeline import Outcome, Pipeline, run_pipeline
+from .pipeline import Outcome, Pipeline, Shelf, run_pipeline
 from .practitioner import population
 from .tables import TaskTables, tables
 
@@ -36,7 +36,7 @@ class Scores(Protocol):
         """Return the score of predictions on the `public` or the `private` rows."""
         ...
 
-
+# %% ../../nbs/mle/47_references.ipynb #answer-scorer
 @dataclass(frozen=True, eq=False)
 class AnswerScorer:
     """Score predictions against known answers.
@@ -50,9 +50,7 @@ class AnswerScorer:
     """
 
     meta: TaskMeta  # facts of the task
-    answers: (
-        pd.DataFrame
-    )  # target, part (0 public, 1 private), and query if there is one, in the order of the test table
+    answers: pd.DataFrame  # target, part (0 public, 1 private), perhaps query, in the order of the test table
 
     def score(self, predictions: np.ndarray, part: str = "public") -> float:
         """Return the score of predictions, of shape (m,) or (m, C), on the rows of a part."""
@@ -84,9 +82,14 @@ def run_in_turn(jobs: Sequence[tuple[PublicTask, Pipeline]]) -> list[Outcome]:
     >>> run_in_turn([])
     []
     """
-    return [run_pipeline(pipeline, task) for task, pipeline in jobs]
+    shelf, done, last = None, [], None
+    for task, pipeline in jobs:
+        if shelf is None or task is not last:
+            shelf, last = Shelf.of(task), task
+        done.append(run_pipeline(pipeline, shelf))
+    return done
 
-
+# %% ../../nbs/mle/47_references.ipynb #fit-board
 def fit_board(
     task: PublicTask, scorer: Scores, pipelines: Sequence[Pipeline] | None = None, *, run: Runner = run_in_turn
 ) -> pd.DataFrame:
@@ -159,6 +162,15 @@ def strong(meta: TaskMeta, *, trap: bool = False, logarithm: bool = False, produ
         found.append(Pipeline(*line, "poly2", "linear", "mid", target))
     return found
 
+# %% ../../nbs/mle/47_references.ipynb #chosen
+def _chosen(dna: TaskDNA, large: TaskTables) -> list[Pipeline]:
+    """Return the strong references of a task."""
+    y = large.train[large.meta.label_column]
+    numbers = large.meta.target in ("regression", "count")
+    logarithm = bool(numbers and (dna.heavy_target or large.meta.metric == "rmsle") and y.min() > -1)
+    few = large.train.shape[1] <= 16 and len(large.meta.classes) <= 2
+    return strong(large.meta, trap=dna.trap != "none", logarithm=logarithm, products=few)
+
 # %% ../../nbs/mle/47_references.ipynb #ceiling
 @dataclass(frozen=True)
 class Ceiling:
@@ -175,7 +187,7 @@ class Ceiling:
     seconds: float  # processor time of all references
     rows: int  # that they were fitted on
 
-
+# %% ../../nbs/mle/47_references.ipynb #ceiling-function
 def ceiling(dna: TaskDNA, *, rows: int = 20_000, scorer: Scores | None = None) -> Ceiling:
     """Measure what the rows of a task allow, if there were enough of them.
 
@@ -204,18 +216,10 @@ def ceiling(dna: TaskDNA, *, rows: int = 20_000, scorer: Scores | None = None) -
     """
     large = tables(dna.scaled(rows))
     scorer = AnswerScorer(large.meta, large.answers) if scorer is None else scorer
-    outcomes = {str(p): run_pipeline(p, large.public) for p in _chosen(dna, large)}
+    crowd, task = _chosen(dna, large), large.public
+    outcomes = dict(zip(map(str, crowd), run_in_turn([(task, p) for p in crowd]), strict=True))
     good = {name: scorer.score(o.predictions, "private") for name, o in outcomes.items() if o.good}
     if not good:
         raise ParameterError("no strong reference ran", where=dna.name, instead=next(iter(outcomes.values())).reason)
     best = (min if large.meta.lower_is_better else max)(good, key=lambda name: good[name])
     return Ceiling(good[best], best, sum(o.seconds for o in outcomes.values()), rows)
-
-
-def _chosen(dna: TaskDNA, large: TaskTables) -> list[Pipeline]:
-    """Return the strong references of a task."""
-    y = large.train[large.meta.label_column]
-    numbers = large.meta.target in ("regression", "count")
-    logarithm = bool(numbers and (dna.heavy_target or large.meta.metric == "rmsle") and y.min() > -1)
-    few = large.train.shape[1] <= 16 and len(large.meta.classes) <= 2
-    return strong(large.meta, trap=dna.trap != "none", logarithm=logarithm, products=few)

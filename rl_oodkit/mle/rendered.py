@@ -262,6 +262,32 @@ def slot_of(name: str) -> int:
         raise ParameterError(f"{name!r:.40} is no canonical name", instead="Use z00, c00, n00, trap, mode or run.")
     return _RANGES[name[0]] + int(name[1:])
 
+# %% ../../nbs/mle/09_rendered.ipynb #units
+@lru_cache(maxsize=64)
+def _units_of(seed: int) -> np.ndarray:
+    """Draw place, scale and offset of every slot, shape (3, 400)."""
+    place, power, shift = stream(seed, "render", "layout", "units").random((3, 400))
+    scale = 10.0 ** (5 * power - 2)
+    units = np.stack([place, scale, scale * (6 * shift - 3)])
+    units.setflags(write=False)
+    return units
+
+
+def _units(dna: TaskDNA) -> np.ndarray:
+    """Return place, scale and offset of every slot, shape (3, 400)."""
+    return _units_of(dna.seed)
+
+# %% ../../nbs/mle/09_rendered.ipynb #in-units
+def _in_units(frame: pd.DataFrame, scale: np.ndarray | float, offset: np.ndarray | float) -> pd.DataFrame:
+    """Scale, move and round the float columns, by numbers or arrays of shape (d,), and let others pass."""
+    real = np.array([t.kind == "f" for t in frame.dtypes], dtype=bool)
+    if not real.any():
+        return frame
+    scale, offset = (np.broadcast_to(x, real.shape)[real] for x in (scale, offset))
+    cells = significant(frame.loc[:, real].to_numpy() * scale + offset)
+    found = pd.DataFrame(cells, frame.index, frame.columns[real])
+    return found if real.all() else pd.concat([found, frame.loc[:, ~real]], axis=1)[list(frame.columns)]
+
 # %% ../../nbs/mle/09_rendered.ipynb #dress
 def dress(dna: TaskDNA, rendered: Rendered) -> Rendered:
     """Give measured columns their units, names and places, and round all numbers.
@@ -300,29 +326,3 @@ def _dressed_side(dna: TaskDNA, side: pd.DataFrame) -> pd.DataFrame:
     slots = np.array([slot_of(c) for c in side if c != "id"], dtype=np.int64)
     cells = side.drop(columns="id").set_axis(column_names(dna, slots), axis=1)
     return pd.concat([side[["id"]], _in_units(cells, *_units(dna)[1:, slots])], axis=1)
-
-
-@lru_cache(maxsize=64)
-def _units_of(seed: int) -> np.ndarray:
-    """Draw place, scale and offset of every slot, shape (3, 400)."""
-    place, power, shift = stream(seed, "render", "layout", "units").random((3, 400))
-    scale = 10.0 ** (5 * power - 2)
-    units = np.stack([place, scale, scale * (6 * shift - 3)])
-    units.setflags(write=False)
-    return units
-
-
-def _units(dna: TaskDNA) -> np.ndarray:
-    """Return place, scale and offset of every slot, shape (3, 400)."""
-    return _units_of(dna.seed)
-
-
-def _in_units(frame: pd.DataFrame, scale: np.ndarray | float, offset: np.ndarray | float) -> pd.DataFrame:
-    """Scale, move and round the float columns, by numbers or arrays of shape (d,), and let others pass."""
-    real = np.array([t.kind == "f" for t in frame.dtypes], dtype=bool)
-    if not real.any():
-        return frame
-    scale, offset = (np.broadcast_to(x, real.shape)[real] for x in (scale, offset))
-    cells = significant(frame.loc[:, real].to_numpy() * scale + offset)
-    found = pd.DataFrame(cells, frame.index, frame.columns[real])
-    return found if real.all() else pd.concat([found, frame.loc[:, ~real]], axis=1)[list(frame.columns)]

@@ -19,23 +19,13 @@ from ..core.registry import entry
 from ..core.seeds import stream
 from .curves import expert_of
 from .dna import TaskDNA
+from .real_rows import REAL_TABLES, law_draws, real_table
 
-# %% ../../nbs/mle/04_rules.ipynb #draw
+# %% ../../nbs/mle/04_rules.ipynb #calibration
 CALIBRATION = 4096
 
 
-@lru_cache(maxsize=1024)
-def _build(family: str, k: int, outputs: int, seed: int) -> tuple[Callable, np.ndarray, np.ndarray]:
-    """Draw a rule's parameters and measure its constants."""
-    form = entry("rule", family).obj(stream(seed, "rule", family, k, outputs), k, outputs)
-    raw = form(calibration_latents(family, k, seed))
-    mean, deviation = raw.mean(axis=1, keepdims=True), raw.std(axis=1, keepdims=True)
-    if not (np.isfinite(raw).all() and (deviation > 1e-9).all()):
-        raise ParameterError(f"the scores of a {family!r} rule do not vary", where=f"seed {seed}")
-    return form, mean, deviation
-
-
-def calibration_latents(family: str, k: int, seed: int) -> np.ndarray:
+def calibration_latents(family: str, k: int, seed: int, source: str = "") -> np.ndarray:
     """Return the latents on which a rule is calibrated.
 
     Parameters
@@ -46,18 +36,50 @@ def calibration_latents(family: str, k: int, seed: int) -> np.ndarray:
         Number of latents.
     seed : int
         The rule's seed.
+    source : str
+        One of `REAL_TABLES` if the latents are components of its rows; normal by default.
 
     Returns
     -------
     float64 array of shape (k, 4096)
-        Standard normal.
+        Of mean zero and covariance I.
 
     Examples
     --------
     >>> calibration_latents("linear", 3, 0).shape
     (3, 4096)
     """
-    return stream(seed, "rule", family, k, "calibration").standard_normal((k, CALIBRATION))
+    rng = stream(seed, "rule", family, k, "calibration")
+    return law_draws(source, k, CALIBRATION, rng) if source else rng.standard_normal((k, CALIBRATION))
+
+# %% ../../nbs/mle/04_rules.ipynb #draw
+@lru_cache(maxsize=1024)
+def _build(family: str, k: int, outputs: int, seed: int, source: str) -> tuple[Callable, np.ndarray, np.ndarray]:
+    """Draw a rule's parameters and measure its constants."""
+    form = entry("rule", family).obj(stream(seed, "rule", family, k, outputs), k, outputs)
+    raw = form(calibration_latents(family, k, seed, source))
+    mean, deviation = raw.mean(axis=1, keepdims=True), raw.std(axis=1, keepdims=True)
+    if not (np.isfinite(raw).all() and (deviation > 1e-9).all()):
+        raise ParameterError(f"the scores of a {family!r} rule do not vary", where=f"seed {seed}")
+    return form, mean, deviation
+
+# %% ../../nbs/mle/04_rules.ipynb #scored
+def _scored(rule: "HiddenRule", z: np.ndarray, category: np.ndarray | None) -> np.ndarray:
+    """Return standardised scores (outputs, n) of latents (k, n)."""
+    z = check_array(z, "z", ndim=2, dtype=np.float64)
+    if len(z) != rule.k:
+        raise ShapeError(f"z has {len(z)} rows", instead=f"The rule has {rule.k} latents.")
+    form, mean, deviation = _build(rule.family, rule.k, rule.outputs, rule.seed, rule.source)
+    extra = () if category is None or rule.family != "mixture" else (category,)
+    return (form(z, *extra) - mean) / deviation
+
+
+@lru_cache(maxsize=256)
+def _calibrated(rule: "HiddenRule") -> np.ndarray:
+    """Score the calibration draws of a rule once; the result is not to be written to."""
+    f = rule.score(calibration_latents(rule.family, rule.k, rule.seed, rule.source))
+    f.setflags(write=False)
+    return f
 
 # %% ../../nbs/mle/04_rules.ipynb #hiddenrule
 @dataclass(frozen=True)
@@ -75,6 +97,7 @@ class HiddenRule:
     k: int  # latents
     outputs: int = 1  # scores a row
     seed: int = 0
+    source: str = ""  # table whose rows the latents are components of; normal latents if empty
 
     def __post_init__(self) -> None:
         """Check that the family exists and has enough latents."""
@@ -82,11 +105,14 @@ class HiddenRule:
         check_integer(self.k, f"HiddenRule.k of a {self.family!r} rule", minimum=least, maximum=4096)
         check_integer(self.outputs, "HiddenRule.outputs", minimum=1, maximum=64)
         check_integer(self.seed, "HiddenRule.seed", minimum=0)
+        if self.source and self.source not in REAL_TABLES:
+            known = ", ".join(REAL_TABLES)
+            raise ParameterError(f"there is no table {self.source!r:.40}", instead=f"Known are {known}.")
 
     @property
     def constants(self) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and deviation of the raw scores, float64 arrays of shape (outputs, 1)."""
-        return _build(self.family, self.k, self.outputs, self.seed)[1:]
+        return _build(self.family, self.k, self.outputs, self.seed, self.source)[1:]
 
     def score(self, z: np.ndarray, category: np.ndarray | None = None) -> np.ndarray:
         """Return standardised scores.
@@ -107,24 +133,11 @@ class HiddenRule:
         ShapeError
             If the latents do not have k rows.
         """
-        z = check_array(z, "z", ndim=2, dtype=np.float64)
-        if len(z) != self.k:
-            raise ShapeError(f"z has {len(z)} rows", instead=f"The rule has {self.k} latents.")
-        form, mean, deviation = _build(self.family, self.k, self.outputs, self.seed)
-        extra = () if category is None or self.family != "mixture" else (category,)
-        return (form(z, *extra) - mean) / deviation
+        return _scored(self, z, category)
 
     def calibration_scores(self) -> np.ndarray:
         """Return the scores of the calibration draws, float64 array of shape (outputs, 4096)."""
         return _calibrated(self)
-
-
-@lru_cache(maxsize=256)
-def _calibrated(rule: HiddenRule) -> np.ndarray:
-    """Score the calibration draws of a rule once; the result is not to be written to."""
-    f = rule.score(calibration_latents(rule.family, rule.k, rule.seed))
-    f.setflags(write=False)
-    return f
 
 # %% ../../nbs/mle/04_rules.ipynb #rule-of
 def rule_of(dna: TaskDNA) -> HiddenRule:
@@ -146,7 +159,7 @@ def rule_of(dna: TaskDNA) -> HiddenRule:
     3
     """
     outputs = dna.n_classes if dna.target == "multiclass" else 1
-    return HiddenRule(dna.rule.family, dna.k_latent, outputs, dna.rule.seed)
+    return HiddenRule(dna.rule.family, dna.k_latent, outputs, dna.rule.seed, real_table(dna))
 
 
 def category_of(dna: TaskDNA, z: np.ndarray) -> np.ndarray | None:

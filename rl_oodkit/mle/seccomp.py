@@ -14,14 +14,18 @@ import struct
 from ..core.errors import ParameterError
 from .syscalls import PDEATHSIG, SECCOMP, call
 
-# %% ../../nbs/mle/52_seccomp.ipynb #numbers
-NUMBERS = {
+# %% ../../nbs/mle/52_seccomp.ipynb #numbers-processes
+_PROCESSES = {
     # other processes, and new ones
     **{"fork": 57, "vfork": 58, "execve": 59, "execveat": 322, "ptrace": 101, "kcmp": 312},
     **{"process_vm_readv": 310, "process_vm_writev": 311, "process_madvise": 440, "process_mrelease": 448},
     **{"pidfd_send_signal": 424, "pidfd_open": 434, "pidfd_getfd": 438},
     # the network, hypervisors included
     "socket": 41,
+}
+
+# %% ../../nbs/mle/52_seccomp.ipynb #numbers-places
+_PLACES = {
     # memory that no limit counts
     **{"memfd_create": 319, "memfd_secret": 447, "userfaultfd": 323, "vmsplice": 278, "mbind": 237},
     **{"set_mempolicy": 238, "migrate_pages": 256, "move_pages": 279, "set_mempolicy_home_node": 450},
@@ -30,6 +34,10 @@ NUMBERS = {
     **{"open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433},
     **{"mount_setattr": 442, "mknod": 133, "mknodat": 259, "name_to_handle_at": 303, "open_by_handle_at": 304},
     **{"fanotify_init": 300, "quotactl": 179, "quotactl_fd": 443, "swapon": 167, "swapoff": 168, "acct": 163},
+}
+
+# %% ../../nbs/mle/52_seccomp.ipynb #numbers-lasting
+_LASTING = {
     # large and young parts of the kernel
     **{"bpf": 321, "perf_event_open": 298, "io_setup": 206, "io_submit": 209},
     **{"io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427},
@@ -38,12 +46,17 @@ NUMBERS = {
     **{"semget": 64, "semop": 65, "semctl": 66, "semtimedop": 220, "msgget": 68, "msgsnd": 69, "msgrcv": 70},
     **{"msgctl": 71, "mq_open": 240, "mq_unlink": 241, "mq_timedsend": 242, "mq_timedreceive": 243},
     **{"mq_notify": 244, "mq_getsetattr": 245},
+}
+
+# %% ../../nbs/mle/52_seccomp.ipynb #numbers
+_MACHINE = {
     # the machine
     **{"kexec_load": 246, "kexec_file_load": 320, "init_module": 175, "finit_module": 313, "delete_module": 176},
     **{"reboot": 169, "syslog": 103, "iopl": 172, "ioperm": 173, "modify_ldt": 154, "personality": 135},
     **{"settimeofday": 164, "clock_settime": 227, "clock_adjtime": 305, "adjtimex": 159},
     **{"sethostname": 170, "setdomainname": 171, "vhangup": 153, "uselib": 134, "lookup_dcookie": 212},
 }
+NUMBERS = _PROCESSES | _PLACES | _LASTING | _MACHINE
 DENIED = tuple(NUMBERS)
 
 # %% ../../nbs/mle/52_seccomp.ipynb #filter-program

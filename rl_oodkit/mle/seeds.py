@@ -7,9 +7,10 @@ __all__ = ['Loader', 'SEEDS', 'snr_of_score', 'Profile', 'profile_of', 'extract'
 
 # %% ../../nbs/mle/03_seeds.ipynb #seeds-imports
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ..core.errors import ParameterError, ShapeError, UnknownIdError
 from ..core.seeds import integer, stream
 from .compatibility import METRICS_OF, SNR_RANGE, repaired
 from .dna import CLASS_TARGETS, Categories, Clock, Missing, RuleDNA, TaskDNA
+from .real_rows import REAL_PREFIX, REAL_SEEDS
 
 # %% ../../nbs/mle/03_seeds.ipynb #snr-of
 def snr_of_score(score: float, chance: float | None = None) -> float:
@@ -78,35 +80,34 @@ class Profile:
         """Return the best of the three scores."""
         return max(self.linear, self.neighbours, self.tree)
 
-
-def _scores(X: np.ndarray, y: np.ndarray, classes: bool) -> list[float]:
-    """Cross-validate a linear model, neighbours and a small tree."""
+# %% ../../nbs/mle/03_seeds.ipynb #judges
+def _judges(classes: bool) -> list:
+    """Return a linear model, neighbours and a small tree."""
     from sklearn.linear_model import LogisticRegression, RidgeCV
-    from sklearn.model_selection import KFold, StratifiedKFold, cross_val_score
     from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
+    tree = DecisionTreeClassifier if classes else DecisionTreeRegressor
     if classes:
-        models = [
-            LogisticRegression(max_iter=500),
-            KNeighborsClassifier(7),
-            DecisionTreeClassifier(max_depth=4, random_state=0),
-        ]
+        models = [LogisticRegression(max_iter=500), KNeighborsClassifier(7)]
     else:
-        models = [
-            RidgeCV(np.logspace(-2, 3, 6)),
-            KNeighborsRegressor(7),
-            DecisionTreeRegressor(max_depth=4, random_state=0),
-        ]
+        models = [RidgeCV(np.logspace(-2, 3, 6)), KNeighborsRegressor(7)]
+    return [*models, tree(max_depth=4, random_state=0)]
+
+# %% ../../nbs/mle/03_seeds.ipynb #scores
+def _scores(X: np.ndarray, y: np.ndarray, classes: bool) -> list[float]:
+    """Cross-validate a linear model, neighbours and a small tree."""
+    from sklearn.model_selection import KFold, StratifiedKFold, cross_val_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     smallest = int(np.bincount(y).min()) if classes else len(y)
-    folds = (StratifiedKFold if classes else KFold)(
-        max(2, min(4, smallest, len(y) // 10)), shuffle=True, random_state=0
-    )
-    return [float(cross_val_score(make_pipeline(StandardScaler(), m), X, y, cv=folds).mean()) for m in models]
+    n_folds = max(2, min(4, smallest, len(y) // 10))
+    folds = (StratifiedKFold if classes else KFold)(n_folds, shuffle=True, random_state=0)
+    models = [make_pipeline(StandardScaler(), model) for model in _judges(classes)]
+    return [float(cross_val_score(model, X, y, cv=folds).mean()) for model in models]
 
-
+# %% ../../nbs/mle/03_seeds.ipynb #shape-measures
 def _shape_measures(X: np.ndarray) -> tuple[float, float, int]:
     """Return mean |skewness|, mean |correlation| and the 90 % dimension of standardised columns."""
     deviation = X.std(axis=0)
@@ -177,7 +178,31 @@ def _prior(shares: tuple[float, ...], n_train: int) -> tuple[float, ...]:
     cut = [round(float(s), 3) for s in lifted[:-1] / lifted.sum()]
     return (*cut, round(1 - sum(cut), 3))
 
+# %% ../../nbs/mle/03_seeds.ipynb #genes
+def _genes(profile: Profile) -> dict[str, Any]:
+    """Return the genes that a profile decides."""
+    n_train = int(np.clip(profile.n // 2, 60, 200))
+    k_latent = int(np.clip(profile.dimension, 3, 10))
+    return {
+        "n_train": n_train,
+        "k_latent": k_latent,
+        "n_noise": int(np.clip(profile.d - k_latent, 0, 12)),
+        "snr": snr_of_score(profile.best, max(profile.shares) if profile.shares else None),
+        "prior": _prior(profile.shares, n_train),
+        "missing": Missing(round(min(profile.missing, 0.6), 3)),
+        "heavy_features": profile.skew > 2,
+        "cats": Categories(min(profile.coded, k_latent // 2)) if profile.coded < profile.d else Categories(),
+    }
 
+
+def _guessed(y: np.ndarray) -> str:
+    """Guess what is asked from the values of a target."""
+    values = np.unique(y)
+    if y.dtype.kind in "fc" or len(values) > 12:
+        return "regression"
+    return "binary" if len(values) == 2 else "multiclass"
+
+# %% ../../nbs/mle/03_seeds.ipynb #extract-function
 def extract(
     X: np.ndarray, y: np.ndarray, *, name: str = "", modality: str = "tabular", target: str = "", seed: int = 0
 ) -> TaskDNA:
@@ -216,33 +241,21 @@ def extract(
     'binary'
     """
     y = np.asarray(y)
-    values = np.unique(y)
-    if not target:
-        named = y.dtype.kind not in "fc" and len(values) <= 12
-        target = ("binary" if len(values) == 2 else "multiclass") if named else "regression"
+    target = target or _guessed(y)
     if target not in METRICS_OF:
         raise ParameterError(f"there is no target {target!r}", instead=f"Targets are {', '.join(METRICS_OF)}.")
-    classes = target in CLASS_TARGETS
-    profile = profile_of(X, y, classes=classes)
-    n_train = int(np.clip(profile.n // 2, 60, 200))
-    k_latent = int(np.clip(profile.dimension, 3, 10))
+    counted = target in CLASS_TARGETS or target == "ranking"
+    profile = profile_of(X, y, classes=target in CLASS_TARGETS)
     dna = TaskDNA(
         modality,
         target,
         METRICS_OF[target][0],
-        n_train,
-        k_latent=k_latent,
-        n_noise=int(np.clip(profile.d - k_latent, 0, 12)),
-        n_classes=min(len(values), 12) if classes or target == "ranking" else 2,
+        n_classes=min(len(np.unique(y)), 12) if counted else 2,
         rule=RuleDNA(_family(profile), integer(seed, "rule", name)),
-        snr=snr_of_score(profile.best, max(profile.shares) if classes else None),
-        prior=_prior(profile.shares, n_train),
-        missing=Missing(round(min(profile.missing, 0.6), 3)),
-        heavy_features=profile.skew > 2,
-        cats=Categories(min(profile.coded, k_latent // 2)) if profile.coded < profile.d else Categories(),
         time=Clock(target == "forecast"),
         seed_name=name,
         seed=seed,
+        **_genes(profile),
     )
     return repaired(dna)
 
@@ -263,7 +276,7 @@ def _gen_text(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     counts = [rng.multinomial(30, s * topics[0] + (1 - s) * topics[1]) for s in share]
     return np.array(counts, np.float64), (share > 0.5).astype(np.int64)
 
-
+# %% ../../nbs/mle/03_seeds.ipynb #more-generators
 def _gen_series(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Draw windows of eight values of a seasonal autoregression, and the value after each."""
     x = np.zeros(400)
@@ -319,35 +332,40 @@ def _own(generate: Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray]
     """Return a loader of one of our own generators."""
     return lambda: generate(stream(0, "seed data", generate.__name__))
 
+# %% ../../nbs/mle/03_seeds.ipynb #measured-seeds
+_MEASURED = {
+    "iris": (_bundled("iris"), "tabular", "multiclass"),
+    "wine": (_bundled("wine"), "tabular", "multiclass"),
+    "breast_cancer": (_bundled("breast_cancer"), "tabular", "binary"),
+    "digits": (_bundled("digits"), "image", "multiclass"),
+    "diabetes": (_bundled("diabetes"), "tabular", "regression"),
+    "linnerud": (_bundled("linnerud"), "tabular", "regression"),
+}
 
-SEEDS = MappingProxyType(
-    {
-        "iris": (_bundled("iris"), "tabular", "multiclass"),
-        "wine": (_bundled("wine"), "tabular", "multiclass"),
-        "breast_cancer": (_bundled("breast_cancer"), "tabular", "binary"),
-        "digits": (_bundled("digits"), "image", "multiclass"),
-        "diabetes": (_bundled("diabetes"), "tabular", "regression"),
-        "linnerud": (_bundled("linnerud"), "tabular", "regression"),
-        "make_classification": (_made("make_classification", n_features=12, n_informative=5), "tabular", "binary"),
-        "make_moons": (_made("make_moons", noise=0.3), "tabular", "binary"),
-        "make_gaussian_quantiles": (_made("make_gaussian_quantiles", n_features=4, n_classes=4), "tabular", "ordinal"),
-        "make_blobs": (_made("make_blobs", n_features=5, centers=5, cluster_std=4.0), "multitable", "multiclass"),
-        "make_regression": (
-            _made("make_regression", n_features=15, n_informative=4, noise=50.0),
-            "tabular",
-            "regression",
-        ),
-        "make_friedman1": (_made("make_friedman1", n_features=8, noise=1.5), "tabular", "regression"),
-        "make_friedman3": (_made("make_friedman3", noise=0.2), "multitable", "regression"),
-        "gen_signal": (_own(_gen_signal), "signal", "multiclass"),
-        "gen_text": (_own(_gen_text), "text", "binary"),
-        "gen_series": (_own(_gen_series), "series", "forecast"),
-        "gen_counts": (_own(_gen_counts), "tabular", "count"),
-        "gen_ranking": (_own(_gen_ranking), "tabular", "ranking"),
-    }
-)
+# %% ../../nbs/mle/03_seeds.ipynb #made-seeds
+_MADE = {
+    "make_classification": (_made("make_classification", n_features=12, n_informative=5), "tabular", "binary"),
+    "make_moons": (_made("make_moons", noise=0.3), "tabular", "binary"),
+    "make_gaussian_quantiles": (_made("make_gaussian_quantiles", n_features=4, n_classes=4), "tabular", "ordinal"),
+    "make_blobs": (_made("make_blobs", n_features=5, centers=5, cluster_std=4.0), "multitable", "multiclass"),
+    "make_regression": (
+        _made("make_regression", n_features=15, n_informative=4, noise=50.0),
+        "tabular",
+        "regression",
+    ),
+    "make_friedman1": (_made("make_friedman1", n_features=8, noise=1.5), "tabular", "regression"),
+    "make_friedman3": (_made("make_friedman3", noise=0.2), "multitable", "regression"),
+}
+_OWN = {
+    "gen_signal": (_own(_gen_signal), "signal", "multiclass"),
+    "gen_text": (_own(_gen_text), "text", "binary"),
+    "gen_series": (_own(_gen_series), "series", "forecast"),
+    "gen_counts": (_own(_gen_counts), "tabular", "count"),
+    "gen_ranking": (_own(_gen_ranking), "tabular", "ranking"),
+}
+SEEDS = MappingProxyType(_MEASURED | _MADE | _OWN)
 
-
+# %% ../../nbs/mle/03_seeds.ipynb #seed-dna
 @lru_cache(maxsize=64)
 def seed_dna(name: str) -> TaskDNA:
     """Return the DNA that a seed data set becomes.
@@ -355,7 +373,7 @@ def seed_dna(name: str) -> TaskDNA:
     Parameters
     ----------
     name : str
-        One of `SEEDS`.
+        One of `SEEDS`, or of `REAL_SEEDS` for a task that shows the rows themselves.
 
     Returns
     -------
@@ -371,8 +389,10 @@ def seed_dna(name: str) -> TaskDNA:
     >>> seed_dna("diabetes").target, seed_dna("linnerud").snr
     ('regression', 1.5)
     """
+    if name in REAL_SEEDS:
+        return repaired(replace(seed_dna(name.removeprefix(REAL_PREFIX)), modality="tabular", seed_name=name))
     if name not in SEEDS:
-        raise UnknownIdError(f"there is no seed {name!r}", instead=f"Known are {', '.join(SEEDS)}.")
+        raise UnknownIdError(f"there is no seed {name!r}", instead=f"Known are {', '.join((*SEEDS, *REAL_SEEDS))}.")
     load, modality, target = SEEDS[name]
     X, y = load()
     return extract(X, y, name=name, modality=modality, target=target, seed=integer(0, "seed", name))

@@ -38,6 +38,22 @@ def canary() -> Iterator[str]:
         os.chmod(path, 0o644)
         yield path
 
+# %% ../../nbs/mle/55a_selftest.ipynb #doors
+_DOORS = {
+    "a file outside": "open(outside)",
+    "the old root": 'os.listdir("/oldroot")',
+    "a socket": "socket.socket()",
+    "a new process": "os.fork() or os._exit(0)",
+    "writing to /data": 'os.open("/data", os.O_TMPFILE | os.O_RDWR)',
+    "writing to /": 'os.open("/", os.O_TMPFILE | os.O_RDWR)',
+    "user 0": "os.setuid(0)",
+    "other tasks": 'os.listdir("/srv/public")',
+    "data where none belong": 'os.listdir("/data") or 1 / 0',
+    "a visible process": '[p for p in os.listdir("/proc") if p.isdigit() and p != "1"] or 1 / 0',
+    "a process number of the machine": "os.getpid() == 1 and 1 / 0",
+    "a user number of the machine": "os.getuid() >= 1000 and 1 / 0",
+}  # door -> an expression that raises where it is closed
+
 # %% ../../nbs/mle/55a_selftest.ipynb #self-test
 def self_test(outside: str) -> str:
     """Write the program that tries the doors.
@@ -59,27 +75,14 @@ def self_test(outside: str) -> str:
     """
     return f"""
 import json, os, socket
-doors = {{
-    "a file outside": lambda: open({outside!r}),
-    "the old root": lambda: os.listdir("/oldroot"),
-    "a socket": socket.socket,
-    "a new process": lambda: os.fork() or os._exit(0),
-    "writing to /data": lambda: os.open("/data", os.O_TMPFILE | os.O_RDWR),
-    "writing to /": lambda: os.open("/", os.O_TMPFILE | os.O_RDWR),
-    "user 0": lambda: os.setuid(0),
-    "other tasks": lambda: os.listdir("/srv/public"),
-    "data where none belong": lambda: os.listdir("/data") or 1 / 0,
-    "a visible process": lambda: [p for p in os.listdir("/proc") if p.isdigit() and p != "1"] or 1 / 0,
-    "a process number of the machine": lambda: os.getpid() == 1 and 1 / 0,
-    "a user number of the machine": lambda: os.getuid() >= 1000 and 1 / 0,
-}}
-def opens(action):
+outside, doors = {outside!r}, {_DOORS!r}
+def opens(source):
     try:
-        action()
+        eval(source)
         return True
     except Exception:
         return False
-found = [name for name, action in doors.items() if opens(action)]
+found = [name for name, source in doors.items() if opens(source)]
 from sklearn.linear_model import LinearRegression
 slope = LinearRegression().fit([[0.0], [1.0]], [0.0, 2.0]).coef_[0]
 open("submission.csv", "w").write(f"{{slope:.0f}}")

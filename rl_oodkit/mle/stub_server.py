@@ -95,12 +95,12 @@ class Request:
     body: dict[str, Any]
     authorised: bool
 
-# %% ../../nbs/mle/70_stub_server.ipynb #completion
+# %% ../../nbs/mle/70_stub_server.ipynb #words
 def _words(messages: Any) -> int:
     """Count the words of a dialogue, whatever was sent in its place."""
     return sum(len(str(m.get("content", "")).split()) for m in messages if isinstance(m, dict))
 
-
+# %% ../../nbs/mle/70_stub_server.ipynb #completion
 def completion(reply: Reply, body: dict[str, Any]) -> dict[str, Any]:
     """Return the honest body of a reply.
 
@@ -148,22 +148,29 @@ def _body(reply: Reply, body: dict[str, Any]) -> tuple[int, str, bytes]:
     }
     return table.get(reply.manner, (200, kind, honest))
 
+# %% ../../nbs/mle/70_stub_server.ipynb #head
+def _head(reply: Reply, kind: str, size: int) -> dict[str, str]:
+    """Return the header of a reply; its length is what it announces, not what is sent."""
+    fields = {"Content-Type": kind, "Connection": "close", "Content-Length": str(size)}
+    if reply.manner == "redirect":
+        fields["Location"] = reply.content
+    if reply.manner == "rate-limit":
+        fields["Retry-After"] = "0"
+    if reply.manner == "endless":
+        del fields["Content-Length"]
+    return fields
+
 # %% ../../nbs/mle/70_stub_server.ipynb #send
 def _send(handler: BaseHTTPRequestHandler, reply: Reply, body: dict[str, Any]) -> None:
     """Write one reply to the socket."""
     status, kind, data = _body(reply, body)
     handler.send_response(307 if reply.manner == "redirect" else status)
-    handler.send_header("Content-Type", kind)
-    handler.send_header("Connection", "close")
+    for name, value in _head(reply, kind, len(data)).items():
+        handler.send_header(name, value)
     handler.close_connection = True
-    if reply.manner == "redirect":
-        handler.send_header("Location", reply.content)
-    if reply.manner == "rate-limit":
-        handler.send_header("Retry-After", "0")
-    if reply.manner != "endless":
-        handler.send_header("Content-Length", str(len(data)))
     handler.end_headers()
-    handler.wfile.write(data[: len(data) // 2] if reply.manner == "disconnect" else data * (reply.manner != "endless"))
+    sent = {"disconnect": len(data) // 2, "endless": 0}.get(reply.manner, len(data))
+    handler.wfile.write(data[:sent])
 
 
 def _babble(handler: BaseHTTPRequestHandler, stop: threading.Event) -> None:
@@ -182,7 +189,22 @@ class _State:
     stop: threading.Event = field(default_factory=threading.Event)  # set when the server closes
     lock: threading.Lock = field(default_factory=threading.Lock)  # one reply for one request
 
+# %% ../../nbs/mle/70_stub_server.ipynb #called
+def _called(script: Callable[[dict[str, Any]], "str | Reply"], body: dict[str, Any]) -> "str | Reply":
+    """Return what a function says; where it fails, the client gets status 500 and the reason."""
+    try:
+        return script(body)
+    except Exception as error:
+        return Reply(f"{type(error).__name__}: {error}", "error-500")
 
+
+def _own(manner: str, content: str) -> Reply:
+    """Return a reply of the server's own, whose manner no script may use."""
+    reply = Reply(content)
+    object.__setattr__(reply, "manner", manner)
+    return reply
+
+# %% ../../nbs/mle/70_stub_server.ipynb #next
 def _next(state: _State, request: Request, bearer: str) -> Reply:
     """Note a request, and return the reply to it."""
     with state.lock:
@@ -198,21 +220,6 @@ def _next(state: _State, request: Request, bearer: str) -> Reply:
         reply = _own("exhausted", f"the script has {len(state.script)} replies and this is request {count}")
     return Reply(reply) if isinstance(reply, str) else reply
 
-
-def _called(script: Callable[[dict[str, Any]], "str | Reply"], body: dict[str, Any]) -> "str | Reply":
-    """Return what a function says; where it fails, the client gets status 500 and the reason."""
-    try:
-        return script(body)
-    except Exception as error:
-        return Reply(f"{type(error).__name__}: {error}", "error-500")
-
-
-def _own(manner: str, content: str) -> Reply:
-    """Return a reply of the server's own, whose manner no script may use."""
-    reply = Reply(content)
-    object.__setattr__(reply, "manner", manner)
-    return reply
-
 # %% ../../nbs/mle/70_stub_server.ipynb #handler
 def _parse(raw: bytes) -> dict[str, Any]:
     """Return a request's JSON object, or an empty one."""
@@ -222,7 +229,7 @@ def _parse(raw: bytes) -> dict[str, Any]:
         return {}
     return body if isinstance(body, dict) else {}
 
-
+# %% ../../nbs/mle/70_stub_server.ipynb #the-handler
 class _Handler(BaseHTTPRequestHandler):
     """Answer one connection from the shared script."""
 

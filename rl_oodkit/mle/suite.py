@@ -61,6 +61,22 @@ def _damaged(what: str, path: Path) -> DamagedFileError:
     """Name a file that is not what it should be."""
     return DamagedFileError(f"{path.name} {what}", where=str(path), instead="Write the task again.")
 
+# %% ../../nbs/mle/27a_suite.ipynb #check-archive
+def _check_archive(folder: Path, name: str, digest: str) -> None:
+    """Raise unless the private archive of a task is there, in a closed folder, and the one that was written."""
+    path = check_private(folder) / f"{name}.npz"
+    if not path.is_file() or path.is_symlink():
+        raise _damaged("is missing", path)
+    if sha256_file(path) != digest:
+        raise _damaged("does not match the manifest", path)
+
+
+def _check_task(folder: Path, entry: dict[str, Any], vault: Path) -> int:
+    """Check the public and the private files of one task, and return how many they are."""
+    check_files(folder, entry["files"])
+    _check_archive(vault, folder.name, entry["private"])
+    return len(entry["files"]) + 1
+
 # %% ../../nbs/mle/27a_suite.ipynb #suite
 class Suite:
     """Open a folder of tasks.
@@ -114,7 +130,7 @@ class Suite:
 
     def load(self, id: str) -> PrivateTask:
         """Return a task's private face, after checking its files."""
-        _check_task(self, id)
+        self._check(id)
         return load_private(self.root, id, private=self.private)
 
     def judge(self, id: str) -> Judge:
@@ -123,17 +139,8 @@ class Suite:
 
     def check(self, id: str | None = None) -> int:
         """Check the files of one task, or of all, and return how many were compared."""
-        names = self.ids() if id is None else [id]
-        return sum(_check_task(self, name) for name in names)
+        return sum(self._check(name) for name in (self.ids() if id is None else [id]))
 
-# %% ../../nbs/mle/27a_suite.ipynb #check-task
-def _check_task(suite: Suite, name: str) -> int:
-    """Check the public and the private files of one task, and return how many they are."""
-    folder, entry = suite.folder(name), suite._tasks[name]
-    check_files(folder, entry["files"])
-    path = check_private(private_folder(suite.root, suite.private)) / f"{name}.npz"
-    if not path.is_file() or path.is_symlink():
-        raise _damaged("is missing", path)
-    if sha256_file(path) != entry["private"]:
-        raise _damaged("does not match the manifest", path)
-    return len(entry["files"]) + 1
+    def _check(self, name: str) -> int:
+        """Check the public and the private files of one task, and return how many they are."""
+        return _check_task(self.folder(name), self._tasks[name], private_folder(self.root, self.private))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NEWNS', 'NEWUTS', 'NEWIPC', 'NEWUSER', 'NEWPID', 'NEWNET', 'RDONLY', 'NOSUID', 'NODEV', 'NOEXEC', 'REMOUNT', 'BIND',
            'REC', 'PRIVATE', 'DETACH', 'PDEATHSIG', 'SECCOMP', 'CAPBSET_DROP', 'SECUREBITS', 'NO_NEW_PRIVS',
-           'CAP_AMBIENT', 'PIVOT_ROOT', 'CAPSET', 'call', 'unshare', 'setns', 'mount', 'bind', 'unmount', 'pivot_root',
+           'CAP_AMBIENT', 'PIVOT_ROOT', 'CAPSET', 'call', 'unshare', 'setns', 'mount', 'unmount', 'pivot_root', 'bind',
            'prctl', 'drop_bounding_set', 'clear_capabilities']
 
 # %% ../../nbs/mle/51_syscalls.ipynb #syscalls-imports
@@ -128,29 +128,6 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
     call("mount", *encoded, flags, os.fsencode(options) if options else None)
 
 
-def bind(source: str, target: str, flags: int = RDONLY | NOSUID | NODEV) -> None:
-    """Show a file or folder at a second place, with flags that take effect.
-
-    Parameters
-    ----------
-    source : str
-        What to show.
-    target : str
-        Existing file or folder to show it at.
-    flags : int
-        Sum of `RDONLY`, `NOSUID`, `NODEV` and `NOEXEC`.
-
-    Examples
-    --------
-    >>> bind("/", "/no/such/place")
-    Traceback (most recent call last):
-    ...
-    FileNotFoundError: [Errno 2] No such file or directory: 'mount'
-    """
-    mount(source, target, "", BIND)
-    mount("", target, "", REMOUNT | BIND | flags)
-
-
 def unmount(target: str) -> None:
     """Take a mount out of this namespace at once, even while files on it are open.
 
@@ -184,6 +161,29 @@ def pivot_root(new: str, old: str) -> None:
     >>> pivot_root("/no/such/place", "/no")  # doctest: +SKIP
     """
     call("syscall", PIVOT_ROOT, os.fsencode(new), os.fsencode(old))
+
+# %% ../../nbs/mle/51_syscalls.ipynb #bind
+def bind(source: str, target: str, flags: int = RDONLY | NOSUID | NODEV) -> None:
+    """Show a file or folder at a second place, with flags that take effect.
+
+    Parameters
+    ----------
+    source : str
+        What to show.
+    target : str
+        Existing file or folder to show it at.
+    flags : int
+        Sum of `RDONLY`, `NOSUID`, `NODEV` and `NOEXEC`.
+
+    Examples
+    --------
+    >>> bind("/", "/no/such/place")
+    Traceback (most recent call last):
+    ...
+    FileNotFoundError: [Errno 2] No such file or directory: 'mount'
+    """
+    mount(source, target, "", BIND)
+    mount("", target, "", REMOUNT | BIND | flags)
 
 # %% ../../nbs/mle/51_syscalls.ipynb #rights-cell
 def prctl(option: int, a: int = 0, b: int = 0) -> int:

@@ -43,7 +43,7 @@ def _check_law(law: "Conditional") -> None:
         raise NonFiniteError(f"a {law.kind} law is not finite")
     _check_values(arrays)
 
-
+# %% ../../nbs/mle/05_targets.ipynb #check-values
 def _check_values(arrays: dict[str, np.ndarray]) -> None:
     """Raise if probabilities, deviations or rates are outside their ranges."""
     if "p" in arrays and (arrays["p"].min(initial=0) < 0 or np.abs(arrays["p"].sum(axis=0) - 1).max(initial=0) > 1e-9):
@@ -53,7 +53,7 @@ def _check_values(arrays: dict[str, np.ndarray]) -> None:
     if "rate" in arrays and arrays["rate"].min(initial=1) < 0:
         raise ParameterError(f"a rate is {arrays['rate'].min():g}", instead="It must be 0 or more.")
 
-
+# %% ../../nbs/mle/05_targets.ipynb #expectation
 def _expectation(law: "Conditional") -> np.ndarray:
     """Return the mean target of every row."""
     if law.kind in ("classes", "utility"):
@@ -118,7 +118,7 @@ def _intercept(scores: np.ndarray, share: float) -> float:
         low, high = (low, middle) if _sigmoid(scores + middle).mean() > share else (middle, high)
     return (low + high) / 2
 
-
+# %% ../../nbs/mle/05_targets.ipynb #class-intercepts
 @lru_cache(maxsize=512)
 def _class_intercepts(rule: HiddenRule, temperature: float, prior: tuple[float, ...]) -> np.ndarray:
     """Find the intercepts of a softmax that give the class shares, float64 array of shape (C, 1)."""
@@ -170,7 +170,7 @@ def _shares(dna: TaskDNA) -> tuple[float, ...]:
     weights = np.full(dna.n_classes, 1.0) if dna.target == "ordinal" else 0.5 ** np.arange(dna.n_classes)
     return tuple((weights / weights.sum()).tolist())
 
-
+# %% ../../nbs/mle/05_targets.ipynb #class-law
 def _class_law(dna: TaskDNA, f: np.ndarray) -> np.ndarray:
     """Return class probabilities before label noise, float64 array of shape (C, n)."""
     tau, rule = temperature(dna), rule_of(dna)
@@ -211,7 +211,7 @@ def units(dna: TaskDNA) -> tuple[float, float]:
     scale = float(10 ** (2 * u[0]))
     return scale * float(6 * u[1] - 3), scale
 
-
+# %% ../../nbs/mle/05_targets.ipynb #number-law
 def _number_law(dna: TaskDNA, f: np.ndarray, level: np.ndarray | float) -> Conditional:
     """Return the law of a numeric target from scores of shape (n,)."""
     noise = np.full(f.shape, dna.snr**-0.5)
@@ -262,7 +262,7 @@ def conditional(dna: TaskDNA, f: np.ndarray, level: np.ndarray | float = 0.0) ->
         return Conditional("utility", p=p, utility=temperature(dna) * f[0])
     return Conditional("classes", p=(1 - dna.label_noise) * p + dna.label_noise / dna.n_classes)
 
-
+# %% ../../nbs/mle/05_targets.ipynb #draw
 def draw(law: Conditional, rng: np.random.Generator) -> np.ndarray:
     """Draw one target a row.
 

@@ -111,7 +111,7 @@ def _watched(base: type[http.client.HTTPConnection], watchdog: _Watchdog) -> typ
 
     return Watched
 
-
+# %% ../../nbs/mle/71_transport.ipynb #no-redirect
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Refuse to be sent elsewhere."""
 
@@ -184,7 +184,7 @@ def _pieces(response: Any, limit: int) -> bytes:
         data += piece
     return bytes(data)
 
-
+# %% ../../nbs/mle/71_transport.ipynb #read
 def _read(response: Any, where: str, key: str, limits: CallLimits) -> bytes:
     """Return a response's whole body, or raise."""
     kind = response.headers.get_content_type()
@@ -200,7 +200,7 @@ def _read(response: Any, where: str, key: str, limits: CallLimits) -> bytes:
         raise http.client.IncompleteRead(data, int(announced) - len(data))
     return data
 
-
+# %% ../../nbs/mle/71_transport.ipynb #attempt
 def _attempt(request: urllib.request.Request, where: str, key: str, limits: CallLimits) -> bytes:
     """Send a request once; return the body of its answer, or raise."""
     data, failure = b"", None
@@ -278,7 +278,7 @@ def _parts(url: Any) -> urllib.parse.SplitResult | None:
     except (ValueError, AttributeError, TypeError):
         return None
 
-# %% ../../nbs/mle/71_transport.ipynb #post-json
+# %% ../../nbs/mle/71_transport.ipynb #answer
 @dataclass(frozen=True)
 class Answer:
     """Hold the answer to a request.
@@ -302,7 +302,7 @@ class Answer:
     attempts: int
     seconds: float
 
-
+# %% ../../nbs/mle/71_transport.ipynb #post-json
 def parse_json(text: str | bytes, where: str = "") -> Any:
     """Parse JSON as the standard has it, or raise a `ServiceError`.
 
@@ -337,6 +337,14 @@ def parse_json(text: str | bytes, where: str = "") -> Any:
     except (ValueError, RecursionError) as error:
         what = f"the text is not JSON: {str(error)[:80]}"
         raise ServiceError(what, where=where, instead="Look at what the service sends.") from None
+
+# %% ../../nbs/mle/71_transport.ipynb #encode
+def _encode(body: dict[str, Any]) -> bytes:
+    """Return a request's bytes."""
+    try:
+        return json.dumps(body, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ParameterError(f"the request is no JSON: {error}", instead="Use texts and finite numbers.") from None
 
 # %% ../../nbs/mle/71_transport.ipynb #post
 def post_json(url: str, body: dict[str, Any], *, key_env: str = "", limits: CallLimits | None = None) -> Answer:
@@ -389,11 +397,3 @@ def post_json(url: str, body: dict[str, Any], *, key_env: str = "", limits: Call
         else:
             return Answer(parse_json(data, where), attempt + 1, time.monotonic() - start)
     raise AssertionError("the loop returns or raises")
-
-
-def _encode(body: dict[str, Any]) -> bytes:
-    """Return a request's bytes."""
-    try:
-        return json.dumps(body, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ParameterError(f"the request is no JSON: {error}", instead="Use texts and finite numbers.") from None

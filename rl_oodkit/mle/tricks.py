@@ -9,6 +9,7 @@ __all__ = ['CELLS', 'TEXTS', 'PATHS', 'CHANGES', 'with_cell', 'text_trick', 'pat
 import io
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType
@@ -23,34 +24,6 @@ from .suite import Suite
 from .victim import Attack, Victim
 
 # %% ../../nbs/mle/28b_tricks.ipynb #with-cell
-CELLS = MappingProxyType(
-    {
-        "nan": ("value", "nan"),
-        "quoted-nan": ("value", '"NaN"'),
-        "empty-cell": ("value", ""),
-        "infinity": ("probability", "inf"),
-        "overflow": ("value", "1e999"),
-        "huge-value": ("value", "-1.7e308"),
-        "huge-probability": ("probability", "1e300"),
-        "negative-probability": ("probability", "-0.5"),
-        "hex-float": ("probability", "0x1.8p-1"),
-        "underscored-number": ("probability", "0.7_5"),
-        "unicode-digits": ("probability", "\N{ARABIC-INDIC DIGIT ONE}"),
-        "fullwidth-digits": ("probability", "\N{FULLWIDTH DIGIT ONE}"),
-        "decimal-comma": ("probability", '"0,75"'),
-        "padded-number": ("probability", " 0.75"),
-        "csv-formula": ("value", '"=HYPERLINK(""http://127.0.0.1"";1)"'),
-        "python-expression": ("value", '"__import__(""os"").system(""touch ran"")"'),
-        "boolean": ("probability", "True"),
-        "endless-digits": ("probability", "0." + "5" * 100_000),
-        "huge-field": ("value", "x" * 400_000),
-        "unicode-minus": ("value", "\N{MINUS SIGN}0.5"),
-        "negative-zero": ("value", "-0.0"),
-        "unsummed-probabilities": ("probabilities", "1.0"),
-    }
-)  # name -> kind of task, text of the first prediction
-
-
 def with_cell(v: Victim, cell: str) -> bytes:
     """Return the ignorant submission with another first prediction.
 
@@ -67,12 +40,48 @@ def with_cell(v: Victim, cell: str) -> bytes:
 
     Examples
     --------
-    >>> CELLS["nan"]
-    ('value', 'nan')
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with_cell(Victim(Path(folder), "value"), "nan").split()[1]
+    b'1060,nan'
     """
     lines = v.csv(v.ignorant).decode().split("\n")
     key, _, *rest = lines[1].split(",")
     return "\n".join([lines[0], ",".join([key, cell, *rest]), *lines[2:]]).encode()
+
+# %% ../../nbs/mle/28b_tricks.ipynb #cells-values
+_VALUES = {
+    "nan": ("value", "nan"),
+    "quoted-nan": ("value", '"NaN"'),
+    "empty-cell": ("value", ""),
+    "infinity": ("probability", "inf"),
+    "overflow": ("value", "1e999"),
+    "huge-value": ("value", "-1.7e308"),
+    "huge-probability": ("probability", "1e300"),
+    "negative-probability": ("probability", "-0.5"),
+}  # no number, or no probability
+
+# %% ../../nbs/mle/28b_tricks.ipynb #cells-spellings
+_SPELLINGS = {
+    "hex-float": ("probability", "0x1.8p-1"),
+    "underscored-number": ("probability", "0.7_5"),
+    "unicode-digits": ("probability", "\N{ARABIC-INDIC DIGIT ONE}"),
+    "fullwidth-digits": ("probability", "\N{FULLWIDTH DIGIT ONE}"),
+    "decimal-comma": ("probability", '"0,75"'),
+    "padded-number": ("probability", " 0.75"),
+}  # numbers in another dress
+
+# %% ../../nbs/mle/28b_tricks.ipynb #cells
+_EXCESS = {
+    "csv-formula": ("value", '"=HYPERLINK(""http://127.0.0.1"";1)"'),
+    "python-expression": ("value", '"__import__(""os"").system(""touch ran"")"'),
+    "boolean": ("probability", "True"),
+    "endless-digits": ("probability", "0." + "5" * 100_000),
+    "huge-field": ("value", "x" * 400_000),
+    "unicode-minus": ("value", "\N{MINUS SIGN}0.5"),
+    "negative-zero": ("value", "-0.0"),
+    "unsummed-probabilities": ("probabilities", "1.0"),
+}  # code, and excess
+CELLS = MappingProxyType(_VALUES | _SPELLINGS | _EXCESS)  # name -> kind of task, text of the first prediction
 
 # %% ../../nbs/mle/28b_tricks.ipynb #npz
 def _npz(v: Victim) -> bytes:
@@ -82,34 +91,45 @@ def _npz(v: Victim) -> bytes:
     return buffer.getvalue()
 
 
-TEXTS = MappingProxyType(
-    {
-        "pickle": lambda text, v: b"cos\nsystem\n(S'touch ran'\ntR.",
-        "npz-archive": lambda text, v: _npz(v),
-        "byte-order-mark": lambda text, v: b"\xef\xbb\xbf" + text,
-        "utf-16": lambda text, v: text.decode().encode("utf-16"),
-        "nul-bytes": lambda text, v: text.replace(b"\n", b"\0\n", 1),
-        "header-only": lambda text, v: text.split(b"\n")[0] + b"\n",
-        "nothing": lambda text, v: b"",
-        "no-header": lambda text, v: text.split(b"\n", 1)[1],
-        "extra-answer-column": lambda text, v: b"\n".join(r + b",1" for r in text.split(b"\n") if r).replace(
-            b",1", b",target", 1
-        ),
-        "swapped-columns": lambda text, v: b"probability,id" + text[len(b"id,probability") :],
-        "second-table": lambda text, v: text + b"\n" + v.csv(v.honest),
-        "repeated-header": lambda text, v: text + text.split(b"\n")[0] + b"\n",
-        "comment-line": lambda text, v: b"# score: 1.0\n" + text,
-        "duplicated-rows": lambda text, v: text + b"\n".join(text.split(b"\n")[1:4]) + b"\n",
-        "missing-rows": lambda text, v: b"\n".join(text.split(b"\n")[:-50]) + b"\n",
-        "unknown-ids": lambda text, v: text.replace(b"\n1", b"\n9"),
-        "ids-as-floats": lambda text, v: text.replace(b",", b".0,").replace(b"id.0,", b"id,"),
-        "padded-ids": lambda text, v: text.replace(b"\n1", b"\n01"),
-        "open-quote": lambda text, v: text.replace(b",0.5", b',"0.5', 1),
-        "semicolons": lambda text, v: text.replace(b",", b";"),
-        "canary-echo": lambda text, v: text + v.private.canary.encode() + b",0.5\n",
-        "megabytes-of-blank-lines": lambda text, v: text + b"\n" * 3_000_000,
-    }
-)  # name -> what becomes of a submission's text
+_ENCODINGS = {
+    "pickle": lambda text, v: b"cos\nsystem\n(S'touch ran'\ntR.",
+    "npz-archive": lambda text, v: _npz(v),
+    "byte-order-mark": lambda text, v: b"\xef\xbb\xbf" + text,
+    "utf-16": lambda text, v: text.decode().encode("utf-16"),
+    "nul-bytes": lambda text, v: text.replace(b"\n", b"\0\n", 1),
+}  # bytes that are not the text they seem
+
+# %% ../../nbs/mle/28b_tricks.ipynb #headers-2
+_HEADERS = {
+    "header-only": lambda text, v: text.split(b"\n")[0] + b"\n",
+    "nothing": lambda text, v: b"",
+    "no-header": lambda text, v: text.split(b"\n", 1)[1],
+    "extra-answer-column": lambda text, v: b"\n".join(r + b",1" for r in text.split(b"\n") if r).replace(
+        b",1", b",target", 1
+    ),
+    "swapped-columns": lambda text, v: b"probability,id" + text[len(b"id,probability") :],
+}  # header, and columns
+
+# %% ../../nbs/mle/28b_tricks.ipynb #tables
+_TABLES = {
+    "second-table": lambda text, v: text + b"\n" + v.csv(v.honest),
+    "repeated-header": lambda text, v: text + text.split(b"\n")[0] + b"\n",
+    "comment-line": lambda text, v: b"# score: 1.0\n" + text,
+    "duplicated-rows": lambda text, v: text + b"\n".join(text.split(b"\n")[1:4]) + b"\n",
+    "missing-rows": lambda text, v: b"\n".join(text.split(b"\n")[:-50]) + b"\n",
+}  # rows too many, and too few
+
+# %% ../../nbs/mle/28b_tricks.ipynb #texts
+_DIALECTS = {
+    "unknown-ids": lambda text, v: text.replace(b"\n1", b"\n9"),
+    "ids-as-floats": lambda text, v: text.replace(b",", b".0,").replace(b"id.0,", b"id,"),
+    "padded-ids": lambda text, v: text.replace(b"\n1", b"\n01"),
+    "open-quote": lambda text, v: text.replace(b",0.5", b',"0.5', 1),
+    "semicolons": lambda text, v: text.replace(b",", b";"),
+    "canary-echo": lambda text, v: text + v.private.canary.encode() + b",0.5\n",
+    "megabytes-of-blank-lines": lambda text, v: text + b"\n" * 3_000_000,
+}  # ids, and dialects
+TEXTS = MappingProxyType(_ENCODINGS | _HEADERS | _TABLES | _DIALECTS)  # name -> what becomes of a submission's text
 
 # %% ../../nbs/mle/28b_tricks.ipynb #text-trick
 def text_trick(change: Callable[[bytes, Victim], bytes]) -> Attack:

@@ -26,7 +26,7 @@ from .meta import PublicTask, TaskMeta, csv_bytes, submission_frame
 from .metrics import score, task_metric
 from .suite import Suite
 
-# %% ../../nbs/mle/28a_victim.ipynb #predict
+# %% ../../nbs/mle/28a_victim.ipynb #kinds
 _KINDS = MappingProxyType(
     {
         "probability": ("binary", "auc", ("no", "yes")),
@@ -45,7 +45,7 @@ def _predict(kind: str, x: np.ndarray) -> np.ndarray:
     odds = np.exp(2 * x)
     return odds / odds.sum(axis=1, keepdims=True)
 
-
+# %% ../../nbs/mle/28a_victim.ipynb #predict
 def _draw(kind: str, x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Draw labels by the rule."""
     if kind == "value":
@@ -80,7 +80,7 @@ def _tables(kind: str, dna: TaskDNA, n: int) -> SimpleNamespace:
         sides={},
     )
 
-
+# %% ../../nbs/mle/28a_victim.ipynb #board
 def _board(tables: SimpleNamespace, kind: str, seed: int) -> pd.DataFrame:
     """Score forty noisy references on both parts."""
     x, y, part = tables.test[["x0", "x1", "x2"]].to_numpy(), tables.answers["target"], tables.answers["part"]
@@ -131,18 +131,10 @@ def victim_task(kind: str = "probability", seed: int = 0, n: int = 600) -> Synth
     marks = thresholds(board["private"], low, high, high, "kaggle1000", tables.meta.lower_is_better)
     return SyntheticTask(dna, tables, "# Predict the target\n", {"bayes_private": high}, marks, board)
 
-# %% ../../nbs/mle/28a_victim.ipynb #victim
+# %% ../../nbs/mle/28a_victim.ipynb #scene
 @dataclass(frozen=True, eq=False)
-class Victim:
-    """Hold a suite with one task, and the folder of an agent.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     Victim(Path(folder), "value").judge.grade(b"").reason
-    'the submission is empty'
-    """
+class _Scene:
+    """Hold a suite with one task, on disk."""
 
     folder: Path  # holds `suite` and `agent`; made by the caller
     kind: str = "probability"  # kind of prediction
@@ -177,6 +169,19 @@ class Victim:
     def private(self) -> PrivateTask:
         """Return the private face, which attacks do not use."""
         return Suite(self.root).load(self.name)
+
+# %% ../../nbs/mle/28a_victim.ipynb #victim
+@dataclass(frozen=True, eq=False)
+class Victim(_Scene):
+    """Hold a suite with one task, and the folder of an agent.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Victim(Path(folder), "value").judge.grade(b"").reason
+    'the submission is empty'
+    """
 
     @property
     def judge(self) -> Judge:

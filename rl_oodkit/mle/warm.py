@@ -14,22 +14,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from ..core.errors import ParameterError, SandboxUnavailableError, check_integer, check_real
+from ..core.errors import ParameterError, SandboxUnavailableError
 from ..core.spec import to_json
-from rl_oodkit.mle.execution import (
-    Limits,
-    Pipes,
-    StepResult,
-    check_program,
-    drain,
-    outcome,
-    read_regular,
-    task_folder,
-)
+from .execution import Executor, Limits, Pipes, StepResult, drain, outcome, read_regular, task_folder
 from .jail import ENVIRONMENT, JailConfig, refusal, unreadable
+from .reservation import Reservation, first_numbers, reserve
 from .seccomp import DENIED
 from .selftest import canary, open_doors, self_test
 from .zygote import server_command
@@ -64,6 +58,14 @@ class _ServerLostError(Exception):
     """Tell that a server died or fell silent."""
 
 
+def _send(control: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
+    """Send a message, and descriptors with it."""
+    try:
+        socket.send_fds(control, [json.dumps(message).encode()], fds)
+    except OSError as error:
+        raise _ServerLostError(str(error)) from error
+
+
 def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Read a server's message and the descriptors that come with it."""
     try:
@@ -74,7 +76,29 @@ def _receive(control: socket.socket) -> tuple[dict[str, Any], list[int]]:
         raise _ServerLostError("the server has closed its end")
     return json.loads(message), fds
 
+# %% ../../nbs/mle/56_warm.ipynb #exchange
+@contextmanager
+def _exchange(
+    control: socket.socket, header: dict[str, Any], code: str, pipes: Pipes, patience: float
+) -> Iterator[tuple[dict[str, Any], str, list[int]]]:
+    """Have a server run a program; yield its reply, why we stopped reading, and the working folder."""
+    program = code_file(code)
+    try:
+        _send(control, header, [program, *pipes.ends])
+    finally:
+        os.close(program)
+    pipes.release()
+    why = drain(pipes, control.fileno(), time.monotonic() + header["wall"] + patience)
+    if why != "done":
+        _send(control, {"kind": "cancel"}, [])
+    reply, box = _receive(control)
+    try:
+        yield reply, why, box
+    finally:
+        for fd in box:
+            os.close(fd)
 
+# %% ../../nbs/mle/56_warm.ipynb #result
 def _result(reply: dict[str, Any], why: str, pipes: Pipes, box: list[int], time_limit_s: float) -> StepResult:
     """Turn a server's reply into a result, and take the submission."""
     code, texts = os.waitstatus_to_exitcode(reply["status"]), (pipes.text(0), pipes.text(1))
@@ -85,108 +109,12 @@ def _result(reply: dict[str, Any], why: str, pipes: Pipes, box: list[int], time_
     submission, missing = read_regular(box[0], "submission.csv", pipes.limits.submission_cap)
     return StepResult(status, code, *texts, submission, reply["cpu"], reply["wall"], reason or missing)
 
-# %% ../../nbs/mle/56_warm.ipynb #slot
-class Slot:
-    """Hold one server, and talk to it.
-
-    Parameters
-    ----------
-    config : JailConfig
-        What the server shows.
-    python : str
-        Interpreter.
-
-    Examples
-    --------
-    >>> Slot(JailConfig("/suite/tasks"), "python").episode is None
-    True
-    """
-
-    patience = 10.0  # seconds that a server may be late
-
-    def __init__(self, config: JailConfig, python: str) -> None:
-        self.config, self.python = config, python
-        self.episode, self.busy, self.used, self.restarts, self.server_seconds = None, False, 0.0, 0, 0.0
-        self.process, self.control = None, None
-
-    def start(self) -> None:
-        """Start the server and try its doors; raise `SandboxUnavailableError` unless all is well."""
-        self.control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with end:
-            command = server_command(self.python, to_json(self.config), end.fileno())
-            options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            options |= {"env": ENVIRONMENT, "pass_fds": [end.fileno()], "start_new_session": True, "cwd": "/"}
-            self.process = subprocess.Popen(command, **options)
-        reason = self._first_words() or self._first_step()
-        if reason:
-            self.close()
-            instead = (
-                "Run on Linux as root with kernel namespaces and seccomp, or say allow_unsafe=True and trust the code."
-            )
-            raise SandboxUnavailableError(reason, where="isolation level 2", instead=instead)
-
-    def _first_words(self) -> str:
-        """Wait for the server to be ready, and return its reason where it is not."""
-        self.control.settimeout(60)
-        try:
-            words, _ = _receive(self.control)
-        except _ServerLostError as error:
-            return f"the server did not start: {error}"
-        return "" if words["ready"] else words["reason"]
-
-    def _first_step(self) -> str:
-        """Let a step try the doors, and return those that opened."""
-        self.control.settimeout(self.patience)
-        with canary() as path:
-            try:
-                return open_doors(self.step(self_test(path), "", None, fresh=True, seed=0, time_limit_s=30))
-            except _ServerLostError as error:
-                return f"the server died in its self-test: {error}"
-
-    def step(
-        self, code: str, folder: str, episode: str | None, *, fresh: bool, seed: int, time_limit_s: float
-    ) -> StepResult:
-        """Run one program in this server and return its result."""
-        header = {"kind": "step", "folder": folder, "seed": seed, "fresh": fresh or self.episode != episode}
-        header |= {"cpu": math.ceil(time_limit_s), "wall": time_limit_s}
-        with Pipes(self.config.limits) as pipes:
-            self._send(header, [code_file(code), *pipes.ends])
-            pipes.release()
-            why = drain(pipes, self.control.fileno(), time.monotonic() + time_limit_s + self.patience)
-            if why != "done":
-                self._send({"kind": "cancel"}, [])
-            reply, box = _receive(self.control)
-            self.episode, self.used = episode, time.monotonic()
-            self.server_seconds += reply["server"]
-            try:
-                return _result(reply, why, pipes, box, time_limit_s)
-            finally:
-                for fd in box:
-                    os.close(fd)
-
-    def _send(self, message: dict[str, Any], fds: list[int]) -> None:
-        """Send a message; the first descriptor, the program, is closed here."""
-        try:
-            socket.send_fds(self.control, [json.dumps(message).encode()], fds)
-        except OSError as error:
-            raise _ServerLostError(str(error)) from error
-        finally:
-            for fd in fds[:1]:
-                os.close(fd)
-
-    def restart(self) -> None:
-        """Replace a server that has died; the files of its episode are gone."""
-        self.close()
-        self.restarts += 1
-        self.start()
-
-    def close(self) -> None:
-        """End the server and everything it runs."""
-        if self.control is not None:
-            self.control.close()
-        if self.process is not None:
-            _wait(self.process)
-        self.process = self.control = self.episode = None
+# %% ../../nbs/mle/56_warm.ipynb #server
+def _spawn(config: JailConfig, python: str, fds: tuple[int, ...]) -> subprocess.Popen:
+    """Start a server that inherits descriptors, the socket first."""
+    options = {"env": ENVIRONMENT, "pass_fds": fds, "start_new_session": True, "cwd": "/"}
+    options |= dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+    return subprocess.Popen(server_command(python, to_json(config), fds[0]), **options)
 
 
 def _wait(process: subprocess.Popen) -> None:
@@ -197,105 +125,134 @@ def _wait(process: subprocess.Popen) -> None:
         process.kill()
         process.wait()
 
-# %% ../../nbs/mle/56_warm.ipynb #lease
-class WarmForkServer:
-    """Run every step in a fork of a warm, jailed server: isolation level 2.
+# %% ../../nbs/mle/56_warm.ipynb #first-words-2
+def _first_words(control: socket.socket) -> str:
+    """Wait for a server to be ready, and return its reason where it is not."""
+    control.settimeout(60)
+    try:
+        words, _ = _receive(control)
+    except _ServerLostError as error:
+        return f"the server did not start: {error}"
+    return "" if words["ready"] else words["reason"]
+
+# %% ../../nbs/mle/56_warm.ipynb #line
+class _Line:
+    """Hold a server process and our end of its socket."""
+
+    def __init__(self, config: JailConfig, python: str, lent: tuple[int, ...]) -> None:
+        self.config, self.python, self.lent = config, python, lent
+        self.process, self.control, self.episode = None, None, None
+
+    def open(self) -> str:
+        """Start the server, and return why it is not ready."""
+        self.control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with end:
+            self.process = _spawn(self.config, self.python, (end.fileno(), *self.lent))
+        return _first_words(self.control)
+
+    def close(self) -> None:
+        """End the server and everything it runs; the files of its episode are gone."""
+        if self.control is not None:
+            self.control.close()
+        if self.process is not None:
+            _wait(self.process)
+        self.process = self.control = self.episode = None
+
+# %% ../../nbs/mle/56_warm.ipynb #slot
+class Slot(_Line):
+    """Hold one server, and talk to it.
 
     Parameters
     ----------
-    public_root : pathlib.Path or str
-        Folder of all tasks; a task's folder, or the folder `public` in it, appears at `/data` and at `data`.
-    slots : int
-        Steps at a time.
-    limits : Limits
-        What one step may use.
-    first_uid : int
-        User number of the first slot; nobody else may use it.
+    config : JailConfig
+        What the server shows.
     python : str
-        Interpreter; the present one by default.
-    denied : tuple of str
-        Refused system calls. Fewer than all of them fail the self-test.
-    folders : tuple of str
-        Further folders that steps may read.
-
-    Raises
-    ------
-    SandboxUnavailableError
-        If this machine or user cannot isolate, with the reason.
-    ParameterError
-        If a number is out of range.
+        Interpreter.
+    lent : tuple of int
+        Further descriptors that the server keeps open for its life.
 
     Examples
     --------
-    >>> WarmForkServer("/no/such/folder")
-    Traceback (most recent call last):
-    ...
-    rl_oodkit.core.errors.SandboxUnavailableError: ...
+    >>> Slot(JailConfig("/suite/tasks"), "python").episode is None
+    True
     """
 
-    level = 2
-    closed = False
+    patience = 10.0  # seconds that a server may be late
 
-    def __init__(
-        self,
-        public_root: Path | str,
-        slots: int = 1,
-        *,
-        limits: Limits | None = None,
-        first_uid: int = 64001,
-        python: str | None = None,
-        denied: tuple[str, ...] = DENIED,
-        folders: tuple[str, ...] = (),
-    ) -> None:
-        uids = _uids(first_uid, slots)
-        self.public_root, self.limits = Path(public_root).resolve(), limits or Limits()
-        reason = refusal() or ("" if self.public_root.is_dir() else f"there is no folder {public_root}")
-        if reason:
-            instead = "Nothing was started; allow_unsafe=True runs trusted code without isolation."
-            raise SandboxUnavailableError(reason, where="isolation level 2", instead=instead)
-        shared = (self.limits, tuple(denied), tuple(folders))
-        self._free, self._readable = threading.Condition(), set()
-        self.slots = [Slot(JailConfig(str(self.public_root), uid, *shared), python or sys.executable) for uid in uids]
-        try:
-            for slot in self.slots:
-                slot.start()
-        except BaseException:
+    def __init__(self, config: JailConfig, python: str, lent: tuple[int, ...] = ()) -> None:
+        super().__init__(config, python, lent)
+        self.busy, self.used, self.restarts, self.server_seconds = False, 0.0, 0, 0.0
+
+    def start(self) -> None:
+        """Start the server and try its doors; raise `SandboxUnavailableError` unless all is well."""
+        if reason := self.open() or _first_step(self):
             self.close()
-            raise
+            raise SandboxUnavailableError(reason, where="isolation level 2", instead=_INSTEAD)
 
-    def run(
-        self, code: str, task: str, *, episode: str = "", keep: bool = True, seed: int = 0, time_limit_s: float = 10.0
+    def step(
+        self, code: str, folder: str, episode: str | None, *, fresh: bool, seed: int, time_limit_s: float
     ) -> StepResult:
-        """Run a program with a task's public files at `data/`; see `CodeExecutor.run`."""
-        check_program(code, self.closed)
-        check_real(time_limit_s, "time_limit_s", low=0.001, high=86_400)
-        seed, folder = check_integer(seed, "seed", minimum=0) % (1 << 32), self._folder(task)
-        slot = self._lease(name := f"{task}/{episode}")
+        """Run one program in this server and return its result."""
+        header = {"kind": "step", "folder": folder, "seed": seed, "fresh": fresh or self.episode != episode}
+        header |= {"cpu": math.ceil(time_limit_s), "wall": time_limit_s}
+        with Pipes(self.config.limits) as pipes:
+            with _exchange(self.control, header, code, pipes, self.patience) as (reply, why, box):
+                self.episode, self.used = episode, time.monotonic()
+                self.server_seconds += reply["server"]
+                return _result(reply, why, pipes, box, time_limit_s)
+
+    def restart(self) -> None:
+        """Replace a server that has died; the files of its episode are gone."""
+        self.close()
+        self.restarts += 1
+        self.start()
+
+# %% ../../nbs/mle/56_warm.ipynb #first-step
+_INSTEAD = "Run on Linux as root with kernel namespaces and seccomp, or say allow_unsafe=True and trust the code."
+
+
+def _first_step(slot: Slot) -> str:
+    """Let a step try the doors, and return those that opened."""
+    slot.control.settimeout(slot.patience)
+    with canary() as path:
         try:
-            return _persist(slot, code, folder, name, fresh=not keep, seed=seed, time_limit_s=time_limit_s)
-        finally:
-            with self._free:
-                slot.busy = False
-                self._free.notify_all()
+            return open_doors(slot.step(self_test(path), "", None, fresh=True, seed=0, time_limit_s=30))
+        except _ServerLostError as error:
+            return f"the server died in its self-test: {error}"
 
-    def _folder(self, task: str) -> str:
-        """Find a task's folder, and see once that steps will be able to read it."""
-        folder = task_folder(self.public_root, task)
-        if folder not in self._readable:
-            closed = next(unreadable(str(self.public_root / folder), ("",)), None)
-            if closed:
-                instead = "Give public files the mode 0644 and their folders 0755."
-                raise ParameterError(f"others cannot read {closed}", where="public_root", instead=instead)
-            self._readable.add(folder)
-        return folder
+# %% ../../nbs/mle/56_warm.ipynb #choose
+def _choose(slots: list[Slot], episode: str) -> Slot | None:
+    """Return the slot to use now, or nothing while the right ones are busy."""
+    for slot in slots:
+        if slot.episode == episode:
+            return None if slot.busy else slot
+    return min((slot for slot in slots if not slot.busy), key=lambda slot: slot.used, default=None)
 
-    def _lease(self, episode: str) -> Slot:
-        """Wait for the slot of an episode, or for one that is idle, and take it."""
+# %% ../../nbs/mle/56_warm.ipynb #pool
+class _Pool(Executor):
+    """Lend slots to threads."""
+
+    level = 2
+
+    def __init__(self, public_root: Path | str, limits: Limits | None) -> None:
+        super().__init__(public_root, limits)
+        self.slots: list[Slot] = []
+        self.reservation: Reservation | None = None
+        self._free = threading.Condition()
+
+    @contextmanager
+    def _lend(self, episode: str) -> Iterator[Slot]:
+        """Wait for the slot of an episode, or for one that is idle, and lend it."""
         with self._free:
             while (slot := _choose(self.slots, episode)) is None:
                 self._free.wait()
             slot.busy = True
-            return slot
+        try:
+            yield slot
+        finally:
+            with self._free:
+                slot.busy = False
+                self._free.notify_all()
 
     @property
     def server_seconds(self) -> float:
@@ -304,34 +261,23 @@ class WarmForkServer:
 
     def close(self) -> None:
         """End all servers; nothing can be run afterwards."""
-        self.closed = True
+        super().close()
         for slot in self.slots:
             slot.close()
+        if self.reservation is not None:
+            self.reservation.release()
 
-    def __enter__(self) -> Self:
-        """Return the executor itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the executor."""
-        self.close()
+# %% ../../nbs/mle/56_warm.ipynb #start-all
+def _start_all(pool: _Pool) -> None:
+    """Start all servers of a pool, or end those that did."""
+    try:
+        for slot in pool.slots:
+            slot.start()
+    except BaseException:
+        pool.close()
+        raise
 
 # %% ../../nbs/mle/56_warm.ipynb #persist
-def _uids(first: int, slots: int) -> range:
-    """Return the user numbers of slots; the machine is not to blame for one that no machine has."""
-    slots = check_integer(slots, "slots", minimum=1, maximum=1024)
-    first = check_integer(first, "first_uid", minimum=1000, maximum=2**31 - 1 - slots)
-    return range(first, first + slots)
-
-
-def _choose(slots: list[Slot], episode: str) -> Slot | None:
-    """Return the slot to use now, or nothing while the right ones are busy."""
-    for slot in slots:
-        if slot.episode == episode:
-            return None if slot.busy else slot
-    return min((slot for slot in slots if not slot.busy), key=lambda slot: slot.used, default=None)
-
-
 def _abandon(slot: Slot) -> None:
     """End a server in the middle of a step, so that no late reply is taken for the next one's."""
     if slot.process is not None:
@@ -353,3 +299,85 @@ def _persist(slot: Slot, code: str, folder: str, episode: str, **options: Any) -
             _abandon(slot)
             raise
     return StepResult("jail-failed", None, "", "", reason=f"the server died twice: {reason}")
+
+# %% ../../nbs/mle/56_warm.ipynb #readable
+def _check_place(root: Path, given: Path | str) -> None:
+    """Raise unless this machine may isolate, and there is a folder of tasks."""
+    if reason := refusal() or ("" if root.is_dir() else f"there is no folder {given}"):
+        instead = "Nothing was started; allow_unsafe=True runs trusted code without isolation."
+        raise SandboxUnavailableError(reason, where="isolation level 2", instead=instead)
+
+
+def _check_readable(folder: Path) -> None:
+    """Raise if steps, whose user nobody knows, could not read a task."""
+    if closed := next(unreadable(str(folder), ("",)), None):
+        instead = "Give public files the mode 0644 and their folders 0755."
+        raise ParameterError(f"others cannot read {closed}", where="public_root", instead=instead)
+
+# %% ../../nbs/mle/56_warm.ipynb #lease
+class WarmForkServer(_Pool):
+    """Run every step in a fork of a warm, jailed server: isolation level 2.
+
+    Parameters
+    ----------
+    public_root : pathlib.Path or str
+        Folder of all tasks; a task's folder, or the folder `public` in it, appears at `/data` and at `data`.
+    slots : int
+        Steps at a time.
+    limits : Limits
+        What one step may use.
+    first_uid : int
+        Where the search for user numbers begins that no other executor has; `slots[0].config.uid` is the first one.
+    python : str
+        Interpreter; the present one by default.
+    denied : tuple of str
+        Refused system calls. Fewer than all of them fail the self-test.
+    folders : tuple of str
+        Further folders that steps may read.
+
+    Raises
+    ------
+    SandboxUnavailableError
+        If this machine or user cannot isolate, or no user numbers are free, with the reason.
+    ParameterError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> WarmForkServer("/no/such/folder")
+    Traceback (most recent call last):
+    ...
+    rl_oodkit.core.errors.SandboxUnavailableError: ...
+    """
+
+    def __init__(
+        self,
+        public_root: Path | str,
+        slots: int = 1,
+        *,
+        limits: Limits | None = None,
+        first_uid: int = 64001,
+        python: str | None = None,
+        denied: tuple[str, ...] = DENIED,
+        folders: tuple[str, ...] = (),
+    ) -> None:
+        first_numbers(first_uid, slots)
+        super().__init__(public_root, limits)
+        _check_place(self.public_root, public_root)
+        self._readable, self.reservation = set(), reserve(first_uid, slots)
+        shown = self.limits, tuple(denied), tuple(folders)
+        for uid in self.reservation.uids:
+            config, lent = JailConfig(str(self.public_root), uid, *shown), self.reservation.register.fileno()
+            self.slots.append(Slot(config, python or sys.executable, (lent,)))
+        _start_all(self)
+
+    def run(
+        self, code: str, task: str, *, episode: str = "", keep: bool = True, seed: int = 0, time_limit_s: float = 10.0
+    ) -> StepResult:
+        """Run a program with a task's public files at `data/`; see `CodeExecutor.run`."""
+        seed, folder = self.admit(code, seed, time_limit_s), task_folder(self.public_root, task)
+        if folder not in self._readable:
+            _check_readable(self.public_root / folder)
+            self._readable.add(folder)
+        with self._lend(name := f"{task}/{episode}") as slot:
+            return _persist(slot, code, folder, name, fresh=not keep, seed=seed, time_limit_s=time_limit_s)

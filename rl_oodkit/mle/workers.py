@@ -23,7 +23,7 @@ from .blocks import fingerprint
 from .meta import PublicTask
 from .pipeline import Outcome, Pipeline, from_tokens, run_pipeline, warm
 
-# %% ../../nbs/mle/47b_workers.ipynb #serve
+# %% ../../nbs/mle/47b_workers.ipynb #answer
 def _answer(tasks: dict[str, PublicTask], message: tuple[str, PublicTask | None, tuple[str, ...], int]) -> Outcome:
     """Run what a message asks for; whatever goes wrong is the outcome."""
     mark, task, tokens, seed = message
@@ -34,7 +34,7 @@ def _answer(tasks: dict[str, PublicTask], message: tuple[str, PublicTask | None,
     except Exception as reason:  # such as an option that only the parent knows
         return Outcome("error", f"{type(reason).__name__}: {reason}"[:300])
 
-
+# %% ../../nbs/mle/47b_workers.ipynb #serve
 def _serve(pipe: Connection) -> None:
     """Answer messages until there are no more."""
     _prepare_worker()
@@ -47,7 +47,7 @@ def _serve(pipe: Connection) -> None:
     except (EOFError, OSError):
         pass  # the parent has gone
 
-# %% ../../nbs/mle/47b_workers.ipynb #worker
+# %% ../../nbs/mle/47b_workers.ipynb #job
 @dataclass(eq=False)
 class Job:
     """Name one run.
@@ -64,21 +64,38 @@ class Job:
     pipeline: Pipeline  # what to do with it
     deaths: int = 0  # workers that died of it
 
+# %% ../../nbs/mle/47b_workers.ipynb #started
+def _started() -> tuple[Any, Connection]:
+    """Start a process that serves, and return it with our end of its pipe."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    with _single_threaded():
+        process.start()
+    theirs.close()
+    return process, ours
+
+# %% ../../nbs/mle/47b_workers.ipynb #told
+def _told(pipe: Connection, message: Any) -> bool:
+    """Send a message, and tell whether there was somebody to send it to."""
+    try:
+        pipe.send(message)
+    except OSError:
+        return False
+    return True
+
+# %% ../../nbs/mle/47b_workers.ipynb #worker
+_START_LIMIT = 300.0  # seconds that a worker may take to import its libraries
+
 
 class _Worker:
     """Hold the parent's end of a worker."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        with _single_threaded():
-            self.process.start()
-        theirs.close()
+        self.process, self.pipe = _started()
         self.known: set[str] = set()  # tasks it has
         self.job: Job | None = None
-        self.ready = False
-        self.deadline = time.monotonic() + _START_LIMIT
+        self.ready, self.deadline = False, time.monotonic() + _START_LIMIT
 
     def give(self, job: Job, limit: float, seed: int) -> None:
         """Hand out a run; a broken pipe shows when the answer is read."""
@@ -86,25 +103,16 @@ class _Worker:
         task = None if mark in self.known else job.task
         self.known.add(mark)
         self.job, self.deadline = job, time.monotonic() + limit
-        try:
-            self.pipe.send((mark, task, job.pipeline.tokens, seed))
-        except OSError:
+        if not _told(self.pipe, (mark, task, job.pipeline.tokens, seed)):
             self.deadline = time.monotonic()
 
     def end(self, kindly: bool = False) -> None:
         """End the process, asking first if there is no hurry."""
-        if kindly and self.job is None and self.ready:
-            try:
-                self.pipe.send(None)
-                self.process.join(2)
-            except OSError:
-                pass
+        if kindly and self.job is None and self.ready and _told(self.pipe, None):
+            self.process.join(2)
         self.process.kill()
         self.process.join()
         self.pipe.close()
-
-
-_START_LIMIT = 300.0  # seconds that a worker may take to import its libraries
 
 # %% ../../nbs/mle/47b_workers.ipynb #alarm
 class _TimeUp(BaseException):
@@ -130,7 +138,7 @@ def _alarm(limit: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
-
+# %% ../../nbs/mle/47b_workers.ipynb #run-here
 def _late(limit: float) -> Outcome:
     """Return the outcome of a run that took too long."""
     return Outcome("timeout", f"TimeoutError: the pipeline ran longer than {limit:g} s.", seconds=limit)
@@ -167,8 +175,79 @@ def run_here(job: Job, limit: float, seed: int) -> Outcome:
         return _late(limit)
     return outcome if time.monotonic() - start <= limit else _late(limit)
 
+# %% ../../nbs/mle/47b_workers.ipynb #crew
+class _Crew:
+    """Hold the workers there are and the jobs that wait."""
+
+    def __init__(self, workers: int, limit: float, seed: int) -> None:
+        self.size, self.limit, self.seed = workers, limit, seed
+        self.workers: list[_Worker] = []
+        self.waiting: deque[Job] = deque()
+        self.killed = self.died = 0
+
+    def _hand_out(self) -> None:
+        """Start the workers that are needed, and give idle ones something to do."""
+        busy = sum(w.job is not None for w in self.workers)
+        while len(self.workers) < min(self.size, busy + len(self.waiting)):
+            self.workers.append(_Worker())
+        for worker in self.workers:
+            if worker.ready and worker.job is None and self.waiting:
+                worker.give(self.waiting.popleft(), self.limit, self.seed)
+
+    def _remove(self, worker: _Worker) -> Job | None:
+        """End a worker and return what it was doing."""
+        self.workers.remove(worker)
+        worker.end()
+        return worker.job
+
+    def close(self, kindly: bool = True) -> None:
+        """End all workers."""
+        while self.workers:
+            self.workers.pop().end(kindly)
+
+# %% ../../nbs/mle/47b_workers.ipynb #after-death
+def _after_death(job: Job) -> Outcome | None:
+    """Count a death; return the outcome of a run that has cost two workers, None if it is to be repeated."""
+    job.deaths += 1
+    if job.deaths < 2:
+        return None
+    return Outcome("error", "WorkerDied: two processes died of this pipeline, perhaps for want of memory.")
+
+# %% ../../nbs/mle/47b_workers.ipynb #at-work
+def _at_work(job: Job | None, what: str, instead: str) -> Job:
+    """Return what a lost worker was doing, or raise if it never started."""
+    if job is None:
+        raise UnitFailedError(what, where="PipelineExecutor", instead=instead)
+    return job
+
+
+def _heard(worker: _Worker) -> tuple[Job | None, Any] | None:
+    """Return what a worker was doing and what it says; None if it is dead."""
+    try:
+        answer = worker.pipe.recv()
+    except (EOFError, OSError):
+        return None
+    job, worker.job, worker.ready = worker.job, None, True
+    return job, answer
+
+# %% ../../nbs/mle/47b_workers.ipynb #listen
+def _listen(crew: _Crew, worker: _Worker) -> Iterator[tuple[Job, Outcome]]:
+    """Yield what a worker has finished; of one that died, repeat the run or give it up."""
+    heard = _heard(worker)
+    if heard is None:
+        crew.died += 1
+        remedy = "Guard the script by `if __name__ == '__main__'`."
+        job = _at_work(crew._remove(worker), "a worker died while it started", remedy)
+        outcome = _after_death(job)
+        if outcome is None:
+            crew.waiting.appendleft(job)
+        else:
+            yield job, outcome
+    elif heard[0] is not None:
+        yield heard[0], heard[1]
+
 # %% ../../nbs/mle/47b_workers.ipynb #pool
-class Pool:
+class Pool(_Crew):
     """Drive workers through a batch.
 
     Parameters
@@ -186,22 +265,11 @@ class Pool:
     []
     """
 
-    def __init__(self, workers: int, limit: float, seed: int) -> None:
-        self.size, self.limit, self.seed = workers, limit, seed
-        self.workers: list[_Worker] = []
-        self.waiting: deque[Job] = deque()
-        self.killed = self.died = 0
-
     def run(self, jobs: Iterable[Job]) -> Iterator[tuple[Job, Outcome]]:
         """Yield every job with its outcome, as they finish."""
         self.waiting = deque(jobs)
         while self.waiting or any(w.job for w in self.workers):
-            busy = sum(w.job is not None for w in self.workers)
-            while len(self.workers) < min(self.size, busy + len(self.waiting)):
-                self.workers.append(_Worker())
-            for worker in self.workers:
-                if worker.ready and worker.job is None and self.waiting:
-                    worker.give(self.waiting.popleft(), self.limit, self.seed)
+            self._hand_out()
             yield from self._look()
 
     def _look(self) -> Iterator[tuple[Job, Outcome]]:
@@ -211,52 +279,8 @@ class Pool:
         spoken = set(wait([w.pipe for w in watched], timeout=pause))
         for worker in watched:
             if worker.pipe in spoken:
-                yield from self._listen(worker)
+                yield from _listen(self, worker)
             elif time.monotonic() >= worker.deadline:
-                yield from self._give_up(worker)
-
-    def _listen(self, worker: _Worker) -> Iterator[tuple[Job, Outcome]]:
-        """Read a worker's answer, or notice that it died."""
-        try:
-            answer = worker.pipe.recv()
-        except (EOFError, OSError):
-            yield from self._bury(worker)
-            return
-        job, worker.job = worker.job, None
-        worker.ready = True
-        if job is not None:
-            yield job, answer
-
-    def _give_up(self, worker: _Worker) -> Iterator[tuple[Job, Outcome]]:
-        """Kill a worker whose time is up."""
-        job = self._remove(worker)
-        self.killed += 1
-        if job is None:
-            raise UnitFailedError("a worker did not start", where="PipelineExecutor", instead="Use workers=0.")
-        yield job, _late(self.limit)
-
-    def _bury(self, worker: _Worker) -> Iterator[tuple[Job, Outcome]]:
-        """Repeat the run of a worker that died, or give it up the second time."""
-        job = self._remove(worker)
-        self.died += 1
-        if job is None:
-            what = "a worker died while it started"
-            raise UnitFailedError(
-                what, where="PipelineExecutor", instead="Guard the script by `if __name__ == '__main__'`."
-            )
-        job.deaths += 1
-        if job.deaths < 2:
-            self.waiting.appendleft(job)
-        else:
-            yield job, Outcome("error", "WorkerDied: two processes died of this pipeline, perhaps for want of memory.")
-
-    def _remove(self, worker: _Worker) -> Job | None:
-        """End a worker and return what it was doing."""
-        self.workers.remove(worker)
-        worker.end()
-        return worker.job
-
-    def close(self, kindly: bool = True) -> None:
-        """End all workers."""
-        while self.workers:
-            self.workers.pop().end(kindly)
+                self.killed += 1
+                job = _at_work(self._remove(worker), "a worker did not start", "Use workers=0.")
+                yield job, _late(self.limit)

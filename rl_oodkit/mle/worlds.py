@@ -15,6 +15,7 @@ from ..core.errors import ParameterError, check_integer
 from ..core.seeds import stream
 from .compatibility import check_dna
 from .dna import TaskDNA
+from .real_rows import real_rows, real_table
 from .rules import HiddenRule, category_of, rule_of
 from .targets import Conditional, conditional, draw, units
 
@@ -22,7 +23,7 @@ from .targets import Conditional, conditional, draw, units
 PARTS = ("train", "public", "private", "fresh")
 HISTORY = 24  # past values that a forecast may look at
 QUERY_SIZE = 10  # items that are ranked against each other
-_BY_ROW = ("category", "group", "time", "query")
+_ARRAYS = ("z", "f", "y", "category", "group", "time", "query", "history", "rows")  # along the last axis
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +46,7 @@ class Sample:
     time: np.ndarray | None = None  # float64 of shape (n,): steps from 0 to 1000
     query: np.ndarray | None = None  # int64 of shape (n,)
     history: np.ndarray | None = None  # float64 of shape (24, n): past targets of a forecast, latest last
+    rows: np.ndarray | None = None  # float64 of shape (p, n): components of real rows, of which z is the head
 
     @property
     def n(self) -> int:
@@ -53,7 +55,7 @@ class Sample:
 
     def select(self, index: np.ndarray) -> "Sample":
         """Return some rows, by an int array of shape (m,) or a bool array of shape (n,)."""
-        rows = {name: _rows(getattr(self, name), index) for name in ("z", "f", "y", "history", *_BY_ROW)}
+        rows = {name: _rows(getattr(self, name), index) for name in _ARRAYS}
         return Sample(conditional=self.conditional.select(index), **rows)
 
 # %% ../../nbs/mle/06_worlds.ipynb #join
@@ -94,16 +96,11 @@ def join(samples: Sequence[Sample]) -> Sample:
         raise ParameterError("there are no samples to join", where="join")
     laws = [s.conditional for s in samples]
     arrays = {name: _joined([getattr(law, name) for law in laws]) for name in ("p", "mean", "sd", "rate", "utility")}
-    rows = {name: _joined([getattr(s, name) for s in samples]) for name in ("z", "f", "y", "history", *_BY_ROW)}
+    rows = {name: _joined([getattr(s, name) for s in samples]) for name in _ARRAYS}
     return Sample(conditional=Conditional(laws[0].kind, **arrays), **rows)
 
 # %% ../../nbs/mle/06_worlds.ipynb #latents
 _TEST = ("public", "private")
-
-
-def _mixed(shared: np.ndarray, own: np.ndarray, rho: float) -> np.ndarray:
-    """Mix two independent standard normal arrays to a standard normal one."""
-    return np.sqrt(rho) * shared + np.sqrt(1 - rho) * own
 
 
 def _groups(dna: TaskDNA, n: int, part: str, index: int) -> np.ndarray | None:
@@ -120,6 +117,11 @@ def _queries(dna: TaskDNA, n: int, part: str) -> np.ndarray | None:
         return None
     return np.arange(n) // QUERY_SIZE + 1_000_000 * PARTS.index(part)
 
+# %% ../../nbs/mle/06_worlds.ipynb #latent-draws
+def _mixed(shared: np.ndarray, own: np.ndarray, rho: float) -> np.ndarray:
+    """Mix two independent standard normal arrays to a standard normal one."""
+    return np.sqrt(rho) * shared + np.sqrt(1 - rho) * own
+
 
 def _recursion(e: np.ndarray, phi: float) -> np.ndarray:
     """Return the stationary autoregression along the last axis that independent normals drive."""
@@ -130,17 +132,22 @@ def _recursion(e: np.ndarray, phi: float) -> np.ndarray:
     return lfilter([1.0], [1.0, -phi], scaled, axis=-1)
 
 
-def _latents(dna: TaskDNA, n: int, part: str, index: int, group: np.ndarray | None) -> np.ndarray:
-    """Draw the latents of a part, float64 array of shape (k, n)."""
-    z = np.ascontiguousarray(stream(dna.seed, "world", part, index, "latents").standard_normal((n, dna.k_latent)).T)
+def _mixed_latents(dna: TaskDNA, z: np.ndarray, part: str, index: int, group: np.ndarray | None) -> np.ndarray:
+    """Let rows of a group or a query share a part of their latents, and rows in time follow each other."""
     if group is not None:
         shared = stream(dna.seed, "world", "groups").standard_normal((2 * dna.group.n_groups, dna.k_latent))
-        z = _mixed(shared.T[:, group], z, 0.5)
-    elif dna.target == "ranking":
-        heads = stream(dna.seed, "world", part, index, "queries").standard_normal((n // QUERY_SIZE + 1, dna.k_latent))
-        z = _mixed(heads.T[:, np.arange(n) // QUERY_SIZE], z, 0.3)
-    elif dna.time.ordered and dna.target != "forecast":
-        z = _recursion(z, 0.7)
+        return _mixed(shared.T[:, group], z, 0.5)
+    if dna.target == "ranking":
+        query = np.arange(z.shape[1]) // QUERY_SIZE
+        heads = stream(dna.seed, "world", part, index, "queries")
+        return _mixed(heads.standard_normal((z.shape[1] // QUERY_SIZE + 1, dna.k_latent)).T[:, query], z, 0.3)
+    return _recursion(z, 0.7) if dna.time.ordered and dna.target != "forecast" else z
+
+
+def _latents(dna: TaskDNA, n: int, part: str, index: int, group: np.ndarray | None) -> np.ndarray:
+    """Draw the latents of a part, float64 array of shape (k, n)."""
+    own = stream(dna.seed, "world", part, index, "latents").standard_normal((n, dna.k_latent))
+    z = _mixed_latents(dna, np.ascontiguousarray(own.T), part, index, group)
     if dna.shift.kind == "covariate" and part in _TEST:
         direction = stream(dna.seed, "world", "shift").standard_normal((dna.k_latent, 1))
         z = z + dna.shift.size * direction / np.sqrt(np.square(direction).sum())
@@ -159,7 +166,7 @@ def _clock(dna: TaskDNA, n: int, part: str, index: int) -> np.ndarray | None:
     time = np.sort(_TRAINED + (_SPAN - _TRAINED) * u if part in _TEST else _TRAINED * u)
     return np.floor(time) if dna.target == "forecast" else time
 
-
+# %% ../../nbs/mle/06_worlds.ipynb #moving-scores
 def _direction(dna: TaskDNA, name: str, outputs: int) -> np.ndarray:
     """Draw the direction in which scores move, float64 array of shape (outputs, 1), of unit mean square."""
     d = stream(dna.seed, "world", name).standard_normal((outputs, 1))
@@ -212,7 +219,7 @@ def dynamics(dna: TaskDNA) -> dict[str, float]:
         "phase": float(phase),
     }
 
-
+# %% ../../nbs/mle/06_worlds.ipynb #past
 def _past(dna: TaskDNA, time: np.ndarray, part: str, index: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw standardised histories (24, n) and return them with the level (n,) they give the next value."""
     c, burn = dynamics(dna), 30
@@ -292,7 +299,8 @@ def _draw(world: World, n: int, part: str, index: int) -> Sample:
     """Walk from latents to targets."""
     dna, rule = world.dna, world.rule
     group, time = _groups(dna, n, part, index), _clock(dna, n, part, index)
-    z = _latents(dna, n, part, index, group)
+    rows = real_rows(dna, n, part, index) if real_table(dna) else None
+    z = _latents(dna, n, part, index, group) if rows is None else rows[: dna.k_latent]
     category = category_of(dna, z)
     f = rule.score(z, category) + _offsets(dna, rule.outputs, part, time, group)
     history, level = None, 0.0
@@ -302,9 +310,9 @@ def _draw(world: World, n: int, part: str, index: int) -> Sample:
         history = location + scale * history
     law = conditional(dna, f, level)
     y = draw(law, stream(dna.seed, "world", part, index, "target"))
-    return Sample(z, f, law, y, category, group, time, _queries(dna, n, part), history)
+    return Sample(z, f, law, y, category, group, time, _queries(dna, n, part), history, rows)
 
-
+# %% ../../nbs/mle/06_worlds.ipynb #redraw
 def redraw(sample: Sample, rng: np.random.Generator) -> Sample:
     """Return the same rows with new targets from the same law.
 

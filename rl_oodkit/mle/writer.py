@@ -14,25 +14,7 @@ import pandas as pd
 from .dna import TaskDNA
 from .meta import PublicTask, TaskMeta
 
-# %% ../../nbs/mle/82_writer.ipynb #story
-STORIES = {
-    "general": ("Somebody has gathered {what} for each case.", "The outcome is wanted before it is known."),
-    "health": ("A clinic records {what} at admission.", "The ward plans with the outcome."),
-    "retail": ("A chain of shops keeps {what} for each customer.", "The buyers order by the outcome."),
-    "manufacturing": ("A line of presses logs {what} for each part.", "The foreman sorts parts by the outcome."),
-    "energy": ("A grid operator stores {what} for each feeder.", "The control room acts on the outcome."),
-    "transport": ("A rail operator notes {what} for each trip.", "The dispatcher reacts to the outcome."),
-    "finance": ("A lender holds {what} for each account.", "The desk sets its limits by the outcome."),
-    "agriculture": ("A cooperative collects {what} for each field.", "The farmers sow by the outcome."),
-    "biology": ("A laboratory keeps {what} for each culture.", "The group repeats what has a good outcome."),
-    "chemistry": ("A plant takes {what} from each batch.", "The chemist blends by the outcome."),
-    "ecology": ("A field station brings {what} from each visit.", "The rangers patrol by the outcome."),
-    "education": ("A school board files {what} for each course.", "The teachers plan with the outcome."),
-    "telecom": ("A carrier samples {what} at each mast.", "The crews are sent by the outcome."),
-    "astronomy": ("A survey archives {what} for each source.", "Telescope time is given by the outcome."),
-    "materials": ("A foundry measures {what} on each specimen.", "The alloy is chosen by the outcome."),
-    "logistics": ("A warehouse scans {what} for each parcel.", "The lorries are loaded by the outcome."),
-}
+# %% ../../nbs/mle/82_writer.ipynb #what
 _WHAT = {
     "tabular": "a row of readings",
     "series": "a window of past readings",
@@ -42,7 +24,32 @@ _WHAT = {
     "multitable": "a record with a list of events",
 }
 
+# %% ../../nbs/mle/82_writer.ipynb #trades
+_TRADES = {
+    "retail": ("A chain of shops keeps {what} for each customer.", "The buyers order by the outcome."),
+    "manufacturing": ("A line of presses logs {what} for each part.", "The foreman sorts parts by the outcome."),
+    "energy": ("A grid operator stores {what} for each feeder.", "The control room acts on the outcome."),
+    "transport": ("A rail operator notes {what} for each trip.", "The dispatcher reacts to the outcome."),
+    "finance": ("A lender holds {what} for each account.", "The desk sets its limits by the outcome."),
+    "agriculture": ("A cooperative collects {what} for each field.", "The farmers sow by the outcome."),
+    "telecom": ("A carrier samples {what} at each mast.", "The crews are sent by the outcome."),
+    "logistics": ("A warehouse scans {what} for each parcel.", "The lorries are loaded by the outcome."),
+}
 
+# %% ../../nbs/mle/82_writer.ipynb #sciences
+_SCIENCES = {
+    "health": ("A clinic records {what} at admission.", "The ward plans with the outcome."),
+    "biology": ("A laboratory keeps {what} for each culture.", "The group repeats what has a good outcome."),
+    "chemistry": ("A plant takes {what} from each batch.", "The chemist blends by the outcome."),
+    "ecology": ("A field station brings {what} from each visit.", "The rangers patrol by the outcome."),
+    "education": ("A school board files {what} for each course.", "The teachers plan with the outcome."),
+    "astronomy": ("A survey archives {what} for each source.", "Telescope time is given by the outcome."),
+    "materials": ("A foundry measures {what} on each specimen.", "The alloy is chosen by the outcome."),
+}
+_GENERAL = {"general": ("Somebody has gathered {what} for each case.", "The outcome is wanted before it is known.")}
+STORIES = _GENERAL | _TRADES | _SCIENCES
+
+# %% ../../nbs/mle/82_writer.ipynb #story
 def story(domain: str, modality: str) -> str:
     """Return two sentences that dress a task.
 
@@ -119,7 +126,7 @@ def column_line(frame: pd.DataFrame, names: list[str]) -> str:
         kind = f"text, {part.astype('string').stack().nunique()} different values"
     return f"| {label} | {kind} | {missing} |"
 
-
+# %% ../../nbs/mle/82_writer.ipynb #dictionary
 def dictionary(frame: pd.DataFrame) -> str:
     """Return the data dictionary of a table as Markdown.
 
@@ -143,7 +150,7 @@ def dictionary(frame: pd.DataFrame) -> str:
         lines += [column_line(frame, group) for group in ([names] if alike else [[name] for name in names])]
     return "\n".join(lines)
 
-# %% ../../nbs/mle/82_writer.ipynb #submission
+# %% ../../nbs/mle/82_writer.ipynb #meaning
 _MEANING = {
     "label": "the predicted label",
     "probability": "the predicted probability of class `{last}`",
@@ -152,7 +159,7 @@ _MEANING = {
     "score": "a score that orders the rows of one `{query}`, higher first",
 }
 
-
+# %% ../../nbs/mle/82_writer.ipynb #submission
 def submission_section(meta: TaskMeta, sample: pd.DataFrame) -> str:
     """Describe what has to be handed in, as Markdown.
 
@@ -183,7 +190,7 @@ _FILES = {
     "task.json": "the facts of this page for programs",
 }
 
-
+# %% ../../nbs/mle/82_writer.ipynb #file-list-function
 def file_list(meta: TaskMeta) -> str:
     """List the files of a task, a line each.
 
@@ -300,8 +307,7 @@ def wording_leaks(text: str, dna: TaskDNA, secrets: tuple[float, ...] = ()) -> l
     >>> wording_leaks("A linear matter.", TaskDNA())
     ['linear']
     """
-    terms = {dna.rule.family, dna.trap, dna.trap.replace("_", " "), "mnar", "hidden rule", "latent", "oracle"} - {
-        "none"
-    }
+    own = {dna.rule.family, dna.trap, dna.trap.replace("_", " ")} - {"none"}
+    terms = own | {"mnar", "hidden rule", "latent", "oracle"}
     words = [term for term in sorted(terms) if re.search(rf"\b{re.escape(term)}\b", text.lower())]
     return words + [shown for number in secrets for shown in quotes(text, number)]

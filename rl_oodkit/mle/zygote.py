@@ -180,6 +180,20 @@ def serve_step(
     times["server"] = time.process_time() - own
     return {"why": why, "status": status, "started": said == b"1", "said": said[1:].decode("utf-8", "replace"), **times}
 
+# %% ../../nbs/mle/55_zygote.ipynb #close
+def _close(fds: list[int]) -> None:
+    """Close what a step that did not start has left open."""
+    for fd in fds:
+        try:
+            os.close(fd)
+        except OSError:  # closed already
+            pass
+
+
+def _excuse(error: OSError) -> dict[str, Any]:
+    """Describe a step that did not start."""
+    return {"why": "done", "status": 0, "started": False, "said": str(error), "cpu": 0, "wall": 0, "server": 0}
+
 # %% ../../nbs/mle/55_zygote.ipynb #serve
 def serve(control: socket.socket, config: JailConfig, namespace: int, last_capability: int) -> None:
     """Serve steps until the grader closes its end.
@@ -216,19 +230,10 @@ def serve(control: socket.socket, config: JailConfig, namespace: int, last_capab
             reply = serve_step(header, fds, control, cell, namespace)
         except OSError as error:
             _close(fds)
-            reply = {"why": "done", "status": 0, "started": False, "said": str(error), "cpu": 0, "wall": 0, "server": 0}
+            reply = _excuse(error)
         socket.send_fds(control, [json.dumps(reply).encode()], [box] if box is not None else [])
 
-
-def _close(fds: list[int]) -> None:
-    """Close what a step that did not start has left open."""
-    for fd in fds:
-        try:
-            os.close(fd)
-        except OSError:  # closed already
-            pass
-
-
+# %% ../../nbs/mle/55_zygote.ipynb #main
 def main(config_text: str, fd: int) -> None:
     """Be the server: build the jail, say so, and serve.
 

@@ -30,6 +30,42 @@ from ..training.checkpoint import load_policy
 from ..training.policy import RandomPolicy
 from ..training.trajectories import Trajectories
 
+# %% ../../nbs/reproduce/12_fingerprints.ipynb #episodes-digest
+_RECORDED = (
+    "observations", "true_observations", "actions", "executed_actions", "rewards", "active", "lengths", "onset",
+)  # fmt: skip
+
+
+def _episodes_digest(trajs: Trajectories) -> str:
+    """Return one digest of everything that was recorded."""
+    return content_hash({**{name: getattr(trajs, name) for name in _RECORDED}, **trajs.internals})
+
+# %% ../../nbs/reproduce/12_fingerprints.ipynb #task-digests
+def _data_digests(built: Any) -> dict[str, str]:
+    """Return digests of a task's public files and of each column of its answers."""
+    from rl_oodkit.mle.tables import public_files
+
+    found = {name: hashlib.sha256(data).hexdigest() for name, data in public_files(built).items()}
+    return found | {f"answers {column}": content_hash(built.answers[column].tolist()) for column in built.answers}
+
+# %% ../../nbs/reproduce/12_fingerprints.ipynb #board-digests
+def _board_digests(built: Any) -> dict[str, str]:
+    """Return digests of a task's board, of its ladder, and of what three pipelines predict."""
+    from rl_oodkit.core.spec import to_dict
+    from rl_oodkit.mle.build import board_of, measured
+    from rl_oodkit.mle.pipeline import Pipeline, run_pipeline
+    from rl_oodkit.mle.practitioner import population
+
+    board = board_of(built, 8)
+    found = {"board": content_hash(board.drop(columns="seconds").astype(str).values.tolist())}
+    draft = measured(built, board, preset="mlebench", rows=2000)
+    ladder = {name: str(value) for part in (draft.thresholds, draft.oracle) for name, value in to_dict(part).items()}
+    found["ladder"] = content_hash(ladder)
+    for number, pipeline in enumerate([*population(built.meta, 2), Pipeline(model="tree")]):
+        outcome = run_pipeline(pipeline, built.public)
+        found[f"solved {number}"] = content_hash([outcome.status, outcome.predictions])
+    return found
+
 # %% ../../nbs/reproduce/12_fingerprints.ipynb #fingerprint
 def fingerprint(
     n: int, injectors: Sequence[str], detectors: Sequence[str], modalities: Sequence[str] = (), seed: int = 0
@@ -45,7 +81,7 @@ def fingerprint(
     detectors : sequence of str
         Ids that are fitted on clean episodes and score the disturbed ones.
     modalities : sequence of str
-        Of tasks that are generated and solved by two pipelines.
+        Of tasks that are generated and solved by three pipelines.
     seed : int
         Root seed.
 
@@ -78,42 +114,11 @@ def fingerprint(
 
 def _task_digests(modality: str, seed: int) -> dict[str, str]:
     """Return digests of a task's files, answers, board and ladder, and of what three pipelines predict."""
-    from rl_oodkit.core.spec import to_dict
-    from rl_oodkit.mle.build import board_of, measured
     from rl_oodkit.mle.dna import TaskDNA
-    from rl_oodkit.mle.pipeline import Pipeline, run_pipeline
-    from rl_oodkit.mle.practitioner import population
-    from rl_oodkit.mle.tables import public_files, tables
+    from rl_oodkit.mle.tables import tables
 
     built = tables(TaskDNA(modality, seed=seed))
-    files = {name: hashlib.sha256(data).hexdigest() for name, data in public_files(built).items()}
-    found = {f"task {modality} {name}": digest for name, digest in files.items()}
-    for column in built.answers:
-        found[f"task {modality} answers {column}"] = content_hash(built.answers[column].tolist())
-    board = board_of(built, 8)
-    found[f"task {modality} board"] = content_hash(board.drop(columns="seconds").astype(str).values.tolist())
-    draft = measured(built, board, preset="mlebench", rows=2000)
-    ladder = {name: str(value) for part in (draft.thresholds, draft.oracle) for name, value in to_dict(part).items()}
-    found[f"task {modality} ladder"] = content_hash(ladder)
-    for number, pipeline in enumerate([*population(built.meta, 2), Pipeline(model="tree")]):
-        outcome = run_pipeline(pipeline, built.public)
-        found[f"task {modality} solved {number}"] = content_hash([outcome.status, outcome.predictions])
-    return found
-
-
-def _episodes_digest(trajs: Trajectories) -> str:
-    """Return one digest of everything that was recorded."""
-    plain = (
-        "observations",
-        "true_observations",
-        "actions",
-        "executed_actions",
-        "rewards",
-        "active",
-        "lengths",
-        "onset",
-    )
-    return content_hash({**{name: getattr(trajs, name) for name in plain}, **trajs.internals})
+    return {f"task {modality} {name}": d for name, d in (_data_digests(built) | _board_digests(built)).items()}
 
 # %% ../../nbs/reproduce/12_fingerprints.ipynb #elsewhere
 SURROUNDINGS = (
@@ -159,6 +164,11 @@ def fingerprint_elsewhere(arguments: Sequence[Any], surroundings: dict[str, str]
     return json.loads(done.stdout)
 
 # %% ../../nbs/reproduce/12_fingerprints.ipynb #compare
+def _differing(first: dict[str, str], others: Sequence[dict[str, str]]) -> list[str]:
+    """Return the names whose digests are not the same everywhere."""
+    return sorted({name for other in others for name in first if other.get(name) != first[name]})
+
+
 def compare_surroundings(
     n: int, injectors: Sequence[str], detectors: Sequence[str], modalities: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -183,7 +193,7 @@ def compare_surroundings(
     """
     asked = [n, list(injectors), list(detectors), list(modalities)]
     first, *others = [fingerprint_elsewhere(asked, s) for s in SURROUNDINGS]
-    differ = sorted({name for other in others for name in first if other.get(name) != first[name]})
+    differ = _differing(first, others)
     what = f"{len(SURROUNDINGS)} fresh processes, hash seed and threads varied; {len(first)} digests each"
     detail = what + (f"; different: {', '.join(differ[:5])}" if differ else "")
     return {"ran": len(first) * len(others), "failed": len(differ), "detail": detail}
@@ -204,7 +214,7 @@ def _open_files() -> int:
     folder = Path("/proc/self/fd")
     return len(list(folder.iterdir())) if folder.exists() else 0
 
-
+# %% ../../nbs/reproduce/12_fingerprints.ipynb #fly
 def _fly(steps: int, env: Any, seeds: Any, policy: Any) -> tuple[int, int]:
     """Take at least so many steps with resets; return steps and resets."""
     taken = resets = 0
@@ -214,6 +224,17 @@ def _fly(steps: int, env: Any, seeds: Any, policy: Any) -> tuple[int, int]:
         while not over and taken < steps:
             observation, _, terminated, truncated, _ = env.step(int(policy.act(observation[None])[0]))
             taken, over = taken + 1, terminated or truncated
+    return taken, resets
+
+
+def _lap(share: int, left: int, seeds: Any, policy: Any) -> tuple[int, int]:
+    """Take a share of steps under every disturbance, and no more than are left; return steps and resets."""
+    taken = resets = 0
+    for law in names("injector"):
+        env = make_lander(law)
+        done, again = _fly(min(share, left - taken), env, seeds, policy)
+        env.close()
+        taken, resets = taken + done, resets + again
     return taken, resets
 
 # %% ../../nbs/reproduce/12_fingerprints.ipynb #endure
@@ -236,16 +257,13 @@ def endure(steps: int) -> dict[str, Any]:
     >>> endure(300)["files"]
     0
     """
-    laws, policy, seeds = names("injector"), RandomPolicy(4, 0), count(1_000_000)
-    share, taken, resets, memory, files = max(1, steps // (10 * len(laws))), 0, 0, [], []
+    policy, seeds = RandomPolicy(4, 0), count(1_000_000)
+    share, taken, resets, memory, files = max(1, steps // (10 * len(names("injector")))), 0, 0, [], []
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
         while taken < steps:
-            for law in laws:
-                env = make_lander(law)
-                done, again = _fly(min(share, steps - taken), env, seeds, policy)
-                env.close()
-                taken, resets = taken + done, resets + again
+            done, again = _lap(share, steps - taken, seeds, policy)
+            taken, resets = taken + done, resets + again
             memory.append(_resident())
             files.append(_open_files())
     ours = [w for w in heard if "rl_oodkit" in str(w.filename)]

@@ -52,7 +52,7 @@ from ..training.checkpoint import load_policy
 from ..training.policy import RandomPolicy
 from ..training.scorecard import mean_interval, policy_seeds
 
-# %% ../../nbs/reproduce/14_inputs.ipynb #wrong
+# %% ../../nbs/reproduce/14_inputs.ipynb #not-numbers
 _NOT_NUMBERS: tuple[Any, ...] = (
     "0.5", "", "nan", "ünïcode", b"0", object(), {}, {"a": 1}, {1, 2}, [[1.0], [1.0, 2.0]], datetime(2026, 1, 1),
     1 + 2j, [None], ["a"], [object()], [{}], [b"1"], Fraction, len, ..., np.array(["1"]), np.array([1 + 1j]),
@@ -60,17 +60,14 @@ _NOT_NUMBERS: tuple[Any, ...] = (
 )  # fmt: skip
 _NOT_FINITE = (np.nan, np.inf, -np.inf)
 _NOT_ONE = ([3], [1, 2], np.array([3, 4]))
+
+# %% ../../nbs/reproduce/14_inputs.ipynb #wrong-arrays
 _SQUARE = np.arange(12.0).reshape(3, 4)
 _LAST_INFINITE = np.where(_SQUARE > 10, np.inf, _SQUARE)
-
-WRONG: Mapping[str, tuple[Any, ...]] = {
+_ARRAYS: Mapping[str, tuple[Any, ...]] = {
     "scores": (*_NOT_NUMBERS, None, 0.5, np.zeros(3), np.zeros((2, 2, 2)), _LAST_INFINITE, -_LAST_INFINITE),
     "vector": (*_NOT_NUMBERS, None, np.zeros((2, 2)), np.array([1.0, np.nan]), np.array([np.inf, 1.0])),
     "p-values": (*_NOT_NUMBERS, None, np.zeros((2, 2)), np.array([1.5, 0.1]), np.array([-0.1]), np.array([np.inf])),
-    "count": (*_NOT_NUMBERS, None, *_NOT_FINITE, *_NOT_ONE, -1, 0, -(10**30), 1.5, True, 10**400),
-    "share": (*_NOT_NUMBERS, None, *_NOT_FINITE, -0.1, 1.1, 2, -1, 1e308, [0.5, 0.5], np.array([0.5, 0.5])),
-    "number": (*_NOT_NUMBERS, None, *_NOT_FINITE, *_NOT_ONE, 10**400, True),
-    "parameter": (*_NOT_NUMBERS, *_NOT_FINITE, 10**400, 10**30, -(10**30), 1e300),
     "seeds": (*_NOT_NUMBERS, None, 5, [], [-1], [1.5], [True], np.zeros((2, 2), int), range(0)),
     "matrix": (
         *_NOT_NUMBERS, None, 0.5, np.zeros(3), np.zeros((2, 2, 2)), np.zeros((0, 0)), np.eye(3), -np.eye(2),
@@ -80,6 +77,14 @@ WRONG: Mapping[str, tuple[Any, ...]] = {
         *_NOT_NUMBERS, None, *_NOT_FINITE, 0.0, [], np.zeros(2), np.zeros((1, 1)), np.array([np.nan]),
         np.ma.masked_array([0.0], [True]), [10**400],
     ),
+}  # fmt: skip
+
+# %% ../../nbs/reproduce/14_inputs.ipynb #wrong-numbers
+_NUMBERS: Mapping[str, tuple[Any, ...]] = {
+    "count": (*_NOT_NUMBERS, None, *_NOT_FINITE, *_NOT_ONE, -1, 0, -(10**30), 1.5, True, 10**400),
+    "share": (*_NOT_NUMBERS, None, *_NOT_FINITE, -0.1, 1.1, 2, -1, 1e308, [0.5, 0.5], np.array([0.5, 0.5])),
+    "number": (*_NOT_NUMBERS, None, *_NOT_FINITE, *_NOT_ONE, 10**400, True),
+    "parameter": (*_NOT_NUMBERS, *_NOT_FINITE, 10**400, 10**30, -(10**30), 1e300),
     "level": (*_NOT_NUMBERS, *_NOT_FINITE, "no-such-level", True),
     "object": (*_NOT_NUMBERS, None, *_NOT_FINITE, 3, True),
     "seed": (*_NOT_NUMBERS, None, *_NOT_FINITE, *_NOT_ONE, -1, -(10**30), 1.5),
@@ -89,6 +94,7 @@ WRONG: Mapping[str, tuple[Any, ...]] = {
         "/", "+", "+cusum", "a/b/c+d+e",
     ),
 }  # fmt: skip
+WRONG: Mapping[str, tuple[Any, ...]] = {**_ARRAYS, **_NUMBERS}
 
 # %% ../../nbs/reproduce/14_inputs.ipynb #case
 @dataclass(frozen=True)
@@ -118,242 +124,191 @@ class Case:
     kinds: dict[str, str]
 
 
+def _case(call: Callable[..., Any], good: dict[str, Any], title: str = "", **kinds: str) -> Case:
+    """Return a case from kinds as keywords, each with the names of its arguments; `p_values` means p-values."""
+    by_name = {name: kind.replace("_", "-") for kind, listed in kinds.items() for name in listed.split()}
+    return Case(title or call.__name__, call, good, by_name)
+
+# %% ../../nbs/reproduce/14_inputs.ipynb #rankings
+def _rankings() -> Iterator[Case]:
+    """Yield the cases of functions of two groups of scores."""
+    pair = {"x": _SQUARE, "y": _SQUARE + 1}
+    for call in (ranking.auroc_by_step, ranking.counts_by_step, delong.placements):
+        yield _case(call, pair, scores="x y")
+    yield _case(ranking.auprc_by_step, pair | {"prevalence": 0.5}, scores="x y", share="prevalence")
+    yield _case(ranking.fpr_at_tpr_by_step, pair | {"tpr": 0.9}, scores="x y", share="tpr")
+    weights = np.ones((2, 3), int)
+    yield _case(bootstrap.auroc_bootstrap, pair | {"wx": weights, "wy": weights}, scores="x y")
+    yield _case(delong.cluster_delong, pair | {"time_weights": np.ones(4)}, scores="x y", vector="time_weights")
+
+# %% ../../nbs/reproduce/14_inputs.ipynb #statistics
 def _statistics() -> Iterator[Case]:
     """Yield the cases of the statistics."""
-    x, y, both = _SQUARE, _SQUARE + 1, {"x": "scores", "y": "scores"}
-    wx, weights = np.ones((2, 3), int), np.ones(4)
-    for call in (ranking.auroc_by_step, ranking.counts_by_step, delong.placements):
-        yield Case(call.__name__, call, {"x": x, "y": y}, both)
-    yield Case(
-        "auprc_by_step", ranking.auprc_by_step, {"x": x, "y": y, "prevalence": 0.5}, both | {"prevalence": "share"}
-    )
-    yield Case("fpr_at_tpr_by_step", ranking.fpr_at_tpr_by_step, {"x": x, "y": y, "tpr": 0.9}, both | {"tpr": "share"})
-    yield Case("auroc_bootstrap", bootstrap.auroc_bootstrap, {"x": x, "y": y, "wx": wx, "wy": wx}, both)
-    yield Case(
-        "cluster_delong",
-        delong.cluster_delong,
-        {"x": x, "y": y, "time_weights": weights},
-        both | {"time_weights": "vector"},
-    )
+    yield from _rankings()
     draw = {"rng": stream(0, "inputs"), "n": 3, "resamples": 2}
-    yield Case("episode_weights", bootstrap.episode_weights, draw, {"n": "count", "resamples": "count"})
-    yield Case("percentile_interval", bootstrap.percentile_interval, {"samples": x, "level": 0.9}, {"level": "share"})
-    yield Case(
-        "iqm_interval",
-        aggregate.iqm_interval,
-        {"scores": x, "rng": stream(0, "inputs"), "resamples": 9},
-        {"scores": "scores", "resamples": "count"},
-    )
-    yield Case("holm", tests.holm, {"p": np.array([0.1, 0.2])}, {"p": "p-values"})
-    yield Case(
-        "clopper_pearson", tests.clopper_pearson, {"count": 1, "n": 9, "level": 0.9}, {"n": "count", "level": "share"}
-    )
+    yield _case(bootstrap.episode_weights, draw, count="n resamples")
+    yield _case(bootstrap.percentile_interval, {"samples": _SQUARE, "level": 0.9}, share="level")
+    drawn = {"scores": _SQUARE, "rng": stream(0, "inputs"), "resamples": 9}
+    yield _case(aggregate.iqm_interval, drawn, scores="scores", count="resamples")
+    yield _case(tests.holm, {"p": np.array([0.1, 0.2])}, p_values="p")
+    yield _case(tests.clopper_pearson, {"count": 1, "n": 9, "level": 0.9}, count="n", share="level")
     sizes = {"alpha": 0.05, "n_cal": 99, "n_test": 99, "level": 0.95}
-    yield Case(
-        "beta_binomial_interval",
-        tests.beta_binomial_interval,
-        sizes,
-        {"alpha": "share", "n_cal": "count", "n_test": "count", "level": "share"},
-    )
+    yield _case(tests.beta_binomial_interval, sizes, share="alpha level", count="n_cal n_test")
 
 # %% ../../nbs/reproduce/14_inputs.ipynb #more-cases
 def _benchmark() -> Iterator[Case]:
     """Yield the cases of the benchmark."""
-    x, y = np.tile(_SQUARE, (5, 1)), np.tile(_SQUARE + 1, (5, 1))
-    both = {"x": "scores", "y": "scores"}
-    for call in (matched.matched_auroc, matched.matched_auprc):
-        yield Case(call.__name__, call, {"x": x, "y": y, "n_min": 3}, both | {"n_min": "count"})
-    yield Case("time_comparison", views.time_comparison, {"x": x, "y": y, "n_min": 3}, both | {"n_min": "count"})
-    yield Case("time_zscore", segments.time_zscore, {"x": x, "y": y, "n_min": 3}, both | {"n_min": "count"})
-    yield Case(
-        "per_episode_threshold",
-        alarms.per_episode_threshold,
-        {"cal": x, "alpha": 0.2},
-        {"cal": "scores", "alpha": "share"},
-    )
-    yield Case(
-        "per_step_threshold",
-        alarms.per_step_threshold,
-        {"cal": x, "alpha": 0.2, "half_width": 2},
-        {"cal": "scores", "alpha": "share"},
-    )
-    yield Case("episode_maxima", alarms.episode_maxima, {"scores": x}, {"scores": "scores"})
+    x = np.tile(_SQUARE, (5, 1))
+    pair = {"x": x, "y": np.tile(_SQUARE + 1, (5, 1)), "n_min": 3}
+    for call in (matched.matched_auroc, matched.matched_auprc, views.time_comparison, segments.time_zscore):
+        yield _case(call, pair, scores="x y", count="n_min")
+    yield _case(alarms.per_episode_threshold, {"cal": x, "alpha": 0.2}, scores="cal", share="alpha")
+    wide = {"cal": x, "alpha": 0.2, "half_width": 2}
+    yield _case(alarms.per_step_threshold, wide, scores="cal", share="alpha")
+    yield _case(alarms.episode_maxima, {"scores": x}, scores="scores")
 
 # %% ../../nbs/reproduce/14_inputs.ipynb #cases-of-sizes
 def _sizes() -> Iterator[Case]:
     """Yield the cases that take numbers of episodes and steps."""
-    steps, x = np.full(3, 2), np.tile(_SQUARE, (10, 1))
-    yield Case(
-        "delays",
-        delays.delays,
-        {"alarm": steps, "onset": steps, "lengths": steps + 9},
-        {"alarm": "vector", "onset": "vector", "lengths": "vector"},
-    )
-    yield Case(
-        "seed_range",
-        labels.seed_range,
-        {"split": "fit", "n": 3, "block": 0},
-        {"split": "name", "n": "count", "block": "seed"},
-    )
-    yield Case("active_labels", labels.active_labels, {"length": 9, "onset": 2}, {"length": "seed"})
+    steps = np.full(3, 2)
+    ends = {"alarm": steps, "onset": steps, "lengths": steps + 9}
+    yield _case(delays.delays, ends, vector="alarm onset lengths")
+    yield _case(labels.seed_range, {"split": "fit", "n": 3, "block": 0}, name="split", count="n", seed="block")
+    yield _case(labels.active_labels, {"length": 9, "onset": 2}, seed="length")
     sizes = {"policy": "dqn-lunarlander", "fit": 9, "cal": 9, "test": 9, "ood": 9, "resamples": 9}
-    yield Case(
-        "BoardSpec",
-        BoardSpec,
-        sizes | {"alpha": 0.1, "seed": 0},
-        dict.fromkeys(("fit", "cal", "test", "ood", "resamples"), "count") | {"alpha": "share", "seed": "seed"},
-    )
-    split = {"scores": x, "onset": np.zeros(30, int), "p": 15, "replicates": 1, "resamples": 9, "seed": 0}
-    yield Case("null_intervals", null_intervals, split, {"scores": "scores"})
+    board = sizes | {"alpha": 0.1, "seed": 0}
+    yield _case(BoardSpec, board, count="fit cal test ood resamples", share="alpha", seed="seed")
+    split = {"scores": np.tile(_SQUARE, (10, 1)), "onset": np.zeros(30, int), "p": 15, "replicates": 1}
+    yield _case(null_intervals, split | {"resamples": 9, "seed": 0}, scores="scores")
     returns = {"clean": np.arange(9.0), "disturbed": np.arange(9.0), "random": -1.0, "resamples": 9}
-    yield Case(
-        "remaining_return", remaining_return, returns, {"clean": "vector", "disturbed": "vector", "resamples": "count"}
-    )
+    yield _case(remaining_return, returns, vector="clean disturbed", count="resamples")
+
+# %% ../../nbs/reproduce/14_inputs.ipynb #typed
+def _typed() -> Iterator[Case]:
+    """Yield the cases that take a name from a user."""
+    for kind in ("injector", "features", "scorer", "accumulator", "metric"):
+        first = {"kind": kind, "id": registry.names(kind)[0]}
+        yield _case(registry.get, first, f"get {kind}", name="id")
+        yield _case(registry.entry, first, f"entries of {kind}", name="kind id")
+    yield _case(build_detector, {"id": "knn/obs", "seed": 0}, name="id", seed="seed")
+    yield _case(injector_levels, {"injector_id": "noise"}, name="injector_id")
+    yield _case(make_injector, {"injector": "noise", "strength": 0.1}, name="injector", level="strength")
+    yield _case(make_schedule, {"kind": "step"}, name="kind")
+    yield _case(parse_cell, {"name": "noise:medium"}, name="name")
+    yield _case(load_policy, {"name_or_path": "dqn-lunarlander"}, name="name_or_path")
+    yield _case(policy_seeds, {"purpose": "card", "n": 3}, name="purpose", count="n")
+    yield _case(make_executor, {"name": "serial"}, name="name")
+    flights = {"policy": RandomPolicy(4, 0), "n": 1, "split": "fit", "record": ()}
+    yield _case(collect, flights, count="n", name="split policy")
 
 # %% ../../nbs/reproduce/14_inputs.ipynb #cases-of-names
 def _names() -> Iterator[Case]:
     """Yield the cases that take names and numbers from a user."""
-    for kind in ("injector", "features", "scorer", "accumulator", "metric"):
-        first = registry.names(kind)[0]
-        yield Case(f"get {kind}", registry.get, {"kind": kind, "id": first}, {"id": "name"})
-        yield Case(f"entries of {kind}", registry.entry, {"kind": kind, "id": first}, {"kind": "name", "id": "name"})
-    yield Case("build_detector", build_detector, {"id": "knn/obs", "seed": 0}, {"id": "name", "seed": "seed"})
-    yield Case("injector_levels", injector_levels, {"injector_id": "noise"}, {"injector_id": "name"})
-    yield Case(
-        "make_injector",
-        make_injector,
-        {"injector": "noise", "strength": 0.1},
-        {"injector": "name", "strength": "level"},
-    )
-    yield Case("make_schedule", make_schedule, {"kind": "step"}, {"kind": "name"})
-    yield Case("parse_cell", parse_cell, {"name": "noise:medium"}, {"name": "name"})
-    yield Case("load_policy", load_policy, {"name_or_path": "dqn-lunarlander"}, {"name_or_path": "name"})
-    yield Case("policy_seeds", policy_seeds, {"purpose": "card", "n": 3}, {"purpose": "name", "n": "count"})
-    yield Case("mean_interval", mean_interval, {"x": np.arange(3.0), "level": 0.9}, {"x": "vector", "level": "share"})
-    yield Case("RandomPolicy", RandomPolicy, {"n_actions": 4, "seed": 0}, {"n_actions": "count", "seed": "seed"})
-    yield Case("q values", load_policy().q_values, {"observations": np.zeros((2, 8))}, {"observations": "scores"})
-    yield Case("integer", seeds.integer, {"root": 3}, {"root": "seed"})
-    yield Case("stream", seeds.stream, {"root": 3}, {"root": "seed"})
-    yield Case(
-        "RunSpec",
-        RunSpec,
-        {"task": "t", "params": {}, "seed": 0, "result_version": 1},
-        {"seed": "seed", "result_version": "count"},
-    )
-    yield Case("ProcessExecutor", ProcessExecutor, {"workers": 2}, {"workers": "count"})
-    yield Case("make_executor", make_executor, {"name": "serial"}, {"name": "name"})
-    yield Case("check_array", check_array, {"x": np.zeros(3), "name": "x", "ndim": 1}, {"x": "vector"})
-    yield Case("check_integer", check_integer, {"x": 3, "name": "n", "minimum": 1}, {"x": "count"})
-    yield Case("check_fraction", check_fraction, {"x": 0.3, "name": "a"}, {"x": "share"})
-    flights = {"policy": RandomPolicy(4, 0), "n": 1, "split": "fit", "record": ()}
-    yield Case("collect", collect, flights, {"n": "count", "split": "name", "policy": "name"})
+    yield from _typed()
+    yield _case(mean_interval, {"x": np.arange(3.0), "level": 0.9}, vector="x", share="level")
+    yield _case(RandomPolicy, {"n_actions": 4, "seed": 0}, count="n_actions", seed="seed")
+    yield _case(load_policy().q_values, {"observations": np.zeros((2, 8))}, "q values", scores="observations")
+    yield _case(seeds.integer, {"root": 3}, seed="root")
+    yield _case(seeds.stream, {"root": 3}, seed="root")
+    run = {"task": "t", "params": {}, "seed": 0, "result_version": 1}
+    yield _case(RunSpec, run, seed="seed", count="result_version")
+    yield _case(ProcessExecutor, {"workers": 2}, count="workers")
+    yield _case(check_array, {"x": np.zeros(3), "name": "x", "ndim": 1}, vector="x")
+    yield _case(check_integer, {"x": 3, "name": "n", "minimum": 1}, count="x")
+    yield _case(check_fraction, {"x": 0.3, "name": "a"}, share="x")
+
+# %% ../../nbs/reproduce/14_inputs.ipynb #ingredient-cases
+def _ingredients() -> Iterator[Case]:
+    """Yield the cases of the smallest parts of problems."""
+    term = {"coef": 1.0, "function": "sin", "kind": "xy", "i": 0, "j": 1, "scale": 1.0}
+    yield _case(Term, term, number="coef scale", name="function kind", seed="i j")
+    terms = (Term(1.0, "sin", "x", 0),)
+    yield _case(Givens, {"i": 0, "j": 1, "terms": terms}, seed="i j", object="terms")
+    entry = {"row": 0, "col": 0, "coef": 1.0, "factors": ()}
+    yield _case(Entry, entry, seed="row col", number="coef", object="factors")
+    yield _case(GaussianNoise, {"covariance": np.eye(2)}, object="covariance")
+    yield _case(UniformStart, {"low": (0.0,), "high": (1.0,)}, object="low high")
+    yield _case(NormalStart, {"mean": (0.0,), "std": (1.0,)}, object="mean std")
 
 # %% ../../nbs/reproduce/14_inputs.ipynb #parts-cases
 def _parts() -> Iterator[Case]:
     """Yield the cases of what problems are made of."""
-    one, terms = np.eye(2), (Term(1.0, "sin", "x", 0),)
-    kinds = {"coef": "number", "scale": "number", "function": "name", "kind": "name", "i": "seed", "j": "seed"}
-    yield Case("Term", Term, {"coef": 1.0, "function": "sin", "kind": "xy", "i": 0, "j": 1, "scale": 1.0}, kinds)
-    yield Case("Givens", Givens, {"i": 0, "j": 1, "terms": terms}, {"i": "seed", "j": "seed", "terms": "object"})
-    kinds = {"row": "seed", "col": "seed", "coef": "number", "factors": "object"}
-    yield Case("Entry", Entry, {"row": 0, "col": 0, "coef": 1.0, "factors": ()}, kinds)
-    good = {
-        "P": 2 * one,
-        "Q": one / 2,
-        "R": one,
-        "gain": one,
-        "swirl": one,
-        "covariance": one,
-        "p": 0.5,
-        "discount": 0.9,
-    }
-    kinds = dict.fromkeys("PQR", "matrix") | {"p": "share", "discount": "share", "dtype": "object", "swirl": "object"}
-    yield Case("Converse", Converse, good, kinds | {"gain": "object"})
-    yield Case("GaussianNoise", GaussianNoise, {"covariance": one}, {"covariance": "object"})
+    yield from _ingredients()
+    one = np.eye(2)
+    square = {"P": 2 * one, "Q": one / 2, "R": one, "gain": one, "swirl": one, "covariance": one}
+    good = square | {"p": 0.5, "discount": 0.9}
+    yield _case(Converse, good, matrix="P Q R", share="p discount", object="dtype swirl gain")
     weights = {"A": one, "B": one, "Q": one, "R": one, "discount": 0.9, "p": 0.5}
-    kinds = {"A": "object", "B": "object", "Q": "matrix", "R": "matrix", "discount": "share", "p": "share"}
-    yield Case("discounted_dare", discounted_dare, weights, kinds)
+    yield _case(discounted_dare, weights, object="A B", matrix="Q R", share="discount p")
     start = UniformStart((-1.0, -1.0), (1.0, 1.0))
-    yield Case("UniformStart", UniformStart, {"low": (0.0,), "high": (1.0,)}, {"low": "object", "high": "object"})
-    yield Case("NormalStart", NormalStart, {"mean": (0.0,), "std": (1.0,)}, {"mean": "object", "std": "object"})
     starts = {"train": start, "test": start}
     problem = {"model": Converse(**good), "horizon": 9, "action_bound": 1.0, "starts": starts}
-    kinds = {"model": "object", "horizon": "count", "starts": "object", "action_bound": "vector"}
-    yield Case("QuadraticProblem", QuadraticProblem, problem, kinds)
+    yield _case(QuadraticProblem, problem, object="model starts", count="horizon", vector="action_bound")
 
 # %% ../../nbs/reproduce/14_inputs.ipynb #oracle-cases
 def _oracles() -> Iterator[Case]:
     """Yield the cases of evaluation."""
     fixture, idle = small_fixture(horizon=4), ZeroPolicy(1)
-    judged = {"fixture": fixture, "policy": idle, "seeds": [0, 1], "horizon": 4, "batch": 8, "start": "test"}
-    kinds = {"fixture": "object", "policy": "object", "seeds": "seeds", "start": "parameter"}
-    yield Case("evaluate", evaluate, judged, kinds | {"batch": "count", "horizon": "parameter"})
-    walked = {"fixture": fixture, "policy": idle, "seeds": [0], "walker": idle}
-    kinds = {"fixture": "object", "policy": "object", "seeds": "seeds", "walker": "object"}
-    yield Case("policy_error", policy_error, walked, kinds)
-    yield Case("reference", reference, {"fixture": fixture, "seeds": [0]}, {"fixture": "object", "seeds": "seeds"})
+    world = {"fixture": fixture, "policy": idle}
+    judged = world | {"seeds": [0, 1], "horizon": 4, "batch": 8, "start": "test"}
+    yield _case(evaluate, judged, object="fixture policy", seeds="seeds", count="batch", parameter="horizon start")
+    walked = world | {"seeds": [0], "walker": idle}
+    yield _case(policy_error, walked, object="fixture policy walker", seeds="seeds")
+    yield _case(reference, {"fixture": fixture, "seeds": [0]}, object="fixture", seeds="seeds")
     found = evaluate(fixture, idle, [0])
-    pair = {"evaluation": found, "reference": found}
-    yield Case("normalised_score", normalised_score, pair, dict.fromkeys(pair, "object"))
+    yield _case(normalised_score, {"evaluation": found, "reference": found}, object="evaluation reference")
     sizes = {"fixture": fixture, "states": 16, "draws": 400, "worlds": 2, "seed": 0}
-    kinds = dict.fromkeys(("states", "draws", "worlds"), "count") | {"fixture": "object", "seed": "seed"}
-    yield Case("certify", certify, sizes, kinds)
-    audited = {"fixture": fixture, "policy": idle, "states": np.ones((2, 3)), "value": fixture.oracle.value}
-    audited |= {"draws": 2, "seed": 0}
-    kinds = {"fixture": "object", "policy": "object", "states": "matrix", "draws": "count", "seed": "seed"}
-    yield Case("audit_critic", audit_critic, audited, kinds | {"states": "object"})
+    yield _case(certify, sizes, count="states draws worlds", object="fixture", seed="seed")
+    audited = world | {"states": np.ones((2, 3)), "value": fixture.oracle.value, "draws": 2, "seed": 0}
+    yield _case(audit_critic, audited, object="fixture policy states", count="draws", seed="seed")
 
-
+# %% ../../nbs/reproduce/14_inputs.ipynb #marks-cases
 def _marks() -> Iterator[Case]:
     """Yield the cases of policies and of intervals over training seeds."""
     losses, rng = np.arange(10.0).reshape(5, 2), stream(0, "inputs")
-    yield Case("ZeroPolicy", ZeroPolicy, {"m": 1}, {"m": "count"})
-    yield Case("ScaledOracle", ScaledOracle, {"oracle": None, "gain": 0.5}, {"gain": "number"})
-    box = {"low": np.zeros(2), "high": np.ones(2), "seed": 0}
-    yield Case("UniformPolicy", UniformPolicy, box, {"low": "object", "high": "object", "seed": "seed"})
+    yield _case(ZeroPolicy, {"m": 1}, count="m")
+    yield _case(ScaledOracle, {"oracle": None, "gain": 0.5}, number="gain")
+    yield _case(UniformPolicy, {"low": np.zeros(2), "high": np.ones(2), "seed": 0}, object="low high", seed="seed")
     drawn = {"x": losses, "rng": rng, "statistic": "mean", "resamples": 9}
-    kinds = {"x": "scores", "rng": "object", "statistic": "name", "resamples": "count"}
-    yield Case("two_level_bootstrap", two_level_bootstrap, drawn, kinds)
-    told = {"x": losses, "statistic": "mean", "level": 0.9, "resamples": 9, "seed": 0}
-    kinds = {"x": "object", "statistic": "name", "level": "share", "resamples": "count", "seed": "seed"}
-    yield Case("describe_seeds", describe_seeds, told, kinds)
+    yield _case(two_level_bootstrap, drawn, scores="x", object="rng", name="statistic", count="resamples")
+    asked = {"x": losses, "statistic": "mean", "level": 0.9, "resamples": 9, "seed": 0}
+    kinds = {"object": "x", "name": "statistic", "share": "level", "count": "resamples", "seed": "seed"}
+    yield _case(describe_seeds, asked, **kinds)
     pair = {"losses": {"a": losses, "b": losses + 1}, "resamples": 9, "seed": 0}
-    yield Case("compare_learners", compare_learners, pair, {"losses": "vector", "resamples": "count", "seed": "seed"})
+    yield _case(compare_learners, pair, vector="losses", count="resamples", seed="seed")
     counted = {"difference": 1.0, "sd": 1.0, "level": 0.05, "power": 0.8}
-    kinds = {"difference": "number", "sd": "number", "level": "share", "power": "share"}
-    yield Case("episodes_needed", episodes_needed, counted, kinds)
+    yield _case(episodes_needed, counted, number="difference sd", share="level power")
 
 # %% ../../nbs/reproduce/14_inputs.ipynb #environment-cases
 def _environments() -> Iterator[Case]:
     """Yield the cases of the certified environments, all parameters of all families among them."""
     for env_id in CERTIFIED:
         known = [name for name, _ in registry.parameters("env", env_id)]
-        yield Case(env_id, of, {"env_id": env_id}, dict.fromkeys(known, "parameter"))
-    yield Case("of", of, {"env_id": CERTIFIED[0]}, {"env_id": "name"})
-    yield Case("spec_of", spec_of, {"env_id": CERTIFIED[0]}, {"env_id": "name"})
+        yield _case(of, {"env_id": env_id}, env_id, parameter=" ".join(known))
+    yield _case(of, {"env_id": CERTIFIED[0]}, name="env_id")
+    yield _case(spec_of, {"env_id": CERTIFIED[0]}, name="env_id")
     made = {"fixture": small_fixture(horizon=9)}
-    kinds = {"fixture": "object", "start": "name"}
-    yield Case("CertifiedEnv", CertifiedEnv, made, kinds | {"compiled": "parameter"})
-    yield Case("CertifiedVectorEnv", CertifiedVectorEnv, made, kinds | {"num_envs": "count", "autoreset_mode": "count"})
+    yield _case(CertifiedEnv, made, object="fixture", name="start", parameter="compiled")
+    yield _case(CertifiedVectorEnv, made, object="fixture", name="start", count="num_envs autoreset_mode")
     single, several = CertifiedEnv(**made), CertifiedVectorEnv(**made, num_envs=2)
     for name, env in (("single", single), ("vector", several)):
         env.reset(seed=0)
         word = "action" if env is single else "actions"
-        yield Case(f"step of {name}", env.step, {word: np.zeros(env.action_space.shape)}, {word: "action"})
+        yield _case(env.step, {word: np.zeros(env.action_space.shape)}, f"step of {name}", action=word)
 
 # %% ../../nbs/reproduce/14_inputs.ipynb #probe-cases
 def _probes() -> Iterator[Case]:
     """Yield the cases of marks inside and outside the cube."""
-    told, idle = {"fixture": "object", "count": "count", "seed": "seed"}, {"policy": ConstantPolicy(1)}
+    told, idle = {"object": "fixture", "count": "count", "seed": "seed"}, {"policy": ConstantPolicy(1)}
     world, marked = {"fixture": of("rl_oodkit/SME-v1", preset="small")}, {"states": np.zeros((6, 3))}
     few = world | {"count": 10}
-    yield Case("shell_states", sme_probe.shell_states, few | {"distance": 0.1}, told | {"distance": "number"})
-    yield Case("own_states", sme_probe.own_states, few | idle, told | {"policy": "object"})
-    yield Case("mixed_states", sme_probe.mixed_states, few, told | {"furthest": "number", "inside": "share"})
-    lists = told | {"policies": "object", "distances": "object"}
-    yield Case("probe_table", sme_probe.probe_table, few | {"policies": [ConstantPolicy(1)]}, lists)
-    yield Case("probe", sme_probe.probe, world | idle | marked, {"policy": "object", "states": "action"})
-    yield Case("regret_frame", sme_regret.regret_frame, {}, {"evaluation": "object"})
+    yield _case(sme_probe.shell_states, few | {"distance": 0.1}, number="distance", **told)
+    yield _case(sme_probe.own_states, few | idle, **told | {"object": "fixture policy"})
+    yield _case(sme_probe.mixed_states, few, number="furthest", share="inside", **told)
+    lists = told | {"object": "fixture policies distances"}
+    yield _case(sme_probe.probe_table, few | {"policies": [ConstantPolicy(1)]}, **lists)
+    yield _case(sme_probe.probe, world | idle | marked, object="policy", action="states")
+    yield _case(sme_regret.regret_frame, {}, object="evaluation")
 
 # %% ../../nbs/reproduce/14_inputs.ipynb #try-one
 def _attempt(case: Case, parameter: str, value: Any) -> str:
@@ -383,17 +338,8 @@ def bad_inputs() -> dict[str, Any]:
     >>> bad_inputs()["ran"] > 2000  # doctest: +SKIP
     True
     """
-    cases = [
-        *_statistics(),
-        *_benchmark(),
-        *_sizes(),
-        *_names(),
-        *_parts(),
-        *_oracles(),
-        *_marks(),
-        *_environments(),
-        *_probes(),
-    ]
+    parts = (_statistics, _benchmark, _sizes, _names, _parts, _oracles, _marks, _environments, _probes)
+    cases = [case for part in parts for case in part()]
     trials = [(c, p, w) for c in cases for p, kind in c.kinds.items() for w in WRONG.get(kind, ())]
     failures = [text for text in (_attempt(*trial) for trial in trials) if text]
     detail = f"{len(trials)} calls of {len(cases)} functions" + "".join(f"; {text}" for text in failures[:3])

@@ -23,7 +23,7 @@ from ..mle.dna import TaskDNA
 from ..mle.pipeline import Pipeline, run_pipeline, warm
 from ..mle.tables import TaskTables, tables
 
-# %% ../../nbs/reproduce/35_mle_speed.ipynb #pipeline-cases
+# %% ../../nbs/reproduce/35_mle_speed.ipynb #case
 class Case(NamedTuple):
     """Couple a task with a pipeline.
 
@@ -51,7 +51,7 @@ _CASES = (
     ("multitable", "regression", "mae", "aggregate", ("linear", "hgb", "rf")),
 )
 
-
+# %% ../../nbs/reproduce/35_mle_speed.ipynb #pipeline-cases
 def _cases_of(modality: str, target: str, metric: str, view: str, fits: Sequence[str], seed: int) -> list[Case]:
     """Return one task with each of its models."""
     dna = TaskDNA(modality, target, metric, n_classes=3 if target == "multiclass" else 2, seed=seed)
@@ -167,7 +167,7 @@ def pipeline_costs(
     columns = ["case", "modality", "model", "rows", "round", "micro", "full", "micro_wall", "full_wall"]
     return pd.DataFrame(rows, columns=columns)
 
-# %% ../../nbs/reproduce/35_mle_speed.ipynb #ratio-table
+# %% ../../nbs/reproduce/35_mle_speed.ipynb #paired
 def paired(steps: pd.DataFrame, micro: int, value: str = "cpu") -> pd.DataFrame:
     """Put the micro step beside the larger ones of its round.
 
@@ -196,7 +196,7 @@ def paired(steps: pd.DataFrame, micro: int, value: str = "cpu") -> pd.DataFrame:
     large = steps[steps["rows"] != micro].rename(columns={value: "full"})
     return large.join(small, on=keys)[["program", "executor", "rows", "round", "micro", "full"]].reset_index(drop=True)
 
-
+# %% ../../nbs/reproduce/35_mle_speed.ipynb #ratio-table
 def _interval(ratios: np.ndarray, level: float = 0.95) -> tuple[float, float, float]:
     """Return the geometric mean of ratios (rounds,) and the ends of its interval, NaN for a single round."""
     from scipy.stats import t as student
@@ -269,11 +269,23 @@ def kept(store: RunStore, task: str, params: Mapping[str, Any], measure: Callabl
         store.save(unit, measure())
     return store.load(unit)
 
-# %% ../../nbs/reproduce/35_mle_speed.ipynb #verdict-micro
+# %% ../../nbs/reproduce/35_mle_speed.ipynb #from-size
 CLAIMED = 13.0
 PUBLISHED = (196.17, 14.31)  # seconds of an execution on the seed tasks and on the synthetic ones
 
 
+def _from_size(part: pd.DataFrame, claimed: float) -> tuple[int, str]:
+    """Return the size from which on an executor confirms a ratio, 0 for none, and the same in words."""
+    confirmed = 0
+    for row in part[::-1].itertuples():
+        if row.low <= claimed:
+            break
+        confirmed = int(row.rows)
+    if confirmed:
+        return confirmed, f"from {confirmed:,} rows on"
+    return 0, f"at no size up to {int(part['rows'].max()):,} rows"
+
+# %% ../../nbs/reproduce/35_mle_speed.ipynb #verdict-micro
 def verdict_micro(ratios: pd.DataFrame | None, claimed: float = CLAIMED) -> str:
     """Judge whether few rows cut the cost of an agent's step as claimed.
 
@@ -307,19 +319,7 @@ def verdict_micro(ratios: pd.DataFrame | None, claimed: float = CLAIMED) -> str:
     least = int(ratios["rows"].min())
     return f"holds: {said}" if all(size == least for size, _ in found.values()) else f"holds in part: {said}"
 
-
-def _from_size(part: pd.DataFrame, claimed: float) -> tuple[int, str]:
-    """Return the size from which on an executor confirms a ratio, 0 for none, and the same in words."""
-    confirmed = 0
-    for row in part[::-1].itertuples():
-        if row.low <= claimed:
-            break
-        confirmed = int(row.rows)
-    if confirmed:
-        return confirmed, f"from {confirmed:,} rows on"
-    return 0, f"at no size up to {int(part['rows'].max()):,} rows"
-
-
+# %% ../../nbs/reproduce/35_mle_speed.ipynb #published-ratios
 def published_ratios(results: Path | str) -> pd.DataFrame | None:
     """Load the ratios of steps that the experiment `mle_speed` has published.
 

@@ -27,7 +27,7 @@ from ..mle.references import AnswerScorer
 from ..mle.tables import TaskTables, public_files, tables
 from ..mle.warm import WarmForkServer
 
-# %% ../../nbs/reproduce/35a_mle_steps.ipynb #programs
+# %% ../../nbs/reproduce/35a_mle_steps.ipynb #frame
 _FRAME = """
 import time
 marks = [time.process_time()]
@@ -44,6 +44,8 @@ pd.DataFrame({{"id": test["id"], "probability": probability}}).to_csv("submissio
 marks.append(time.process_time())
 print(*marks)
 """
+
+# %% ../../nbs/reproduce/35a_mle_steps.ipynb #programs
 _LINEAR = "from sklearn.linear_model import LogisticRegression\nfrom sklearn.pipeline import make_pipeline\n"
 _PROGRAMS = {
     "linear": (
@@ -64,6 +66,8 @@ _PROGRAMS = {
     ),
 }
 PROGRAMS = tuple(_PROGRAMS)
+
+# %% ../../nbs/reproduce/35a_mle_steps.ipynb #step-program
 PARTS = ("start", "imports", "load", "fit", "write", "rest", "grade")
 
 
@@ -142,10 +146,23 @@ def write_sizes(root: Path | str, dna: TaskDNA, sizes: Sequence[int]) -> TaskTab
             )
     return first
 
-# %% ../../nbs/reproduce/35a_mle_steps.ipynb #one-step-2
+# %% ../../nbs/reproduce/35a_mle_steps.ipynb #spans
 def _server_seconds(executor: CodeExecutor) -> float:
     """Return the processor time of an executor's own processes, where it has any."""
     return getattr(executor, "server_seconds", 0.0)
+
+
+def _spans(marks: Sequence[float], cpu: float) -> list[float]:
+    """Return seconds of start, imports, load, fit, write and rest from the five marks and the whole."""
+    return [marks[0], *np.diff(marks).tolist(), max(0.0, cpu - marks[-1])]
+
+# %% ../../nbs/reproduce/35a_mle_steps.ipynb #one-step-2
+def _graded(submission: bytes, built: TaskTables) -> tuple[float, float]:
+    """Return the processor seconds of reading and scoring a submission, and its public score."""
+    start = time.process_time()
+    predictions = read_submission(submission, built.meta, built.answers["id"].to_numpy())
+    score = AnswerScorer(built.meta, built.answers).score(predictions, "public")
+    return time.process_time() - start, score
 
 
 def timed_step(executor: CodeExecutor, program: str, task: str, built: TaskTables, seed: int = 0) -> dict[str, float]:
@@ -181,12 +198,9 @@ def timed_step(executor: CodeExecutor, program: str, task: str, built: TaskTable
         said = (result.stderr.strip().splitlines() or [""])[-1]
         raise ParameterError(f"{result.status}, {result.reason} {said}", where=task, instead="Repair the program.")
     cpu, marks = result.cpu_seconds + _server_seconds(executor) - before, list(map(float, result.stdout.split()))
-    spans = [marks[0], *np.diff(marks).tolist(), max(0.0, cpu - marks[-1])]
-    start = time.process_time()
-    predictions = read_submission(result.submission, built.meta, built.answers["id"].to_numpy())
-    score = AnswerScorer(built.meta, built.answers).score(predictions, "public")
-    grade = time.process_time() - start
-    return {"cpu": cpu + grade, "wall": wall + grade, **dict(zip(PARTS, [*spans, grade], strict=True)), "score": score}
+    grade, score = _graded(result.submission, built)
+    parts = dict(zip(PARTS, [*_spans(marks, cpu), grade], strict=True))
+    return {"cpu": cpu + grade, "wall": wall + grade, **parts, "score": score}
 
 # %% ../../nbs/reproduce/35a_mle_steps.ipynb #executors
 EXECUTORS = ("cold", "warm")
@@ -230,6 +244,12 @@ def open_executors(root: Path | str, kinds: Sequence[str], stack: ExitStack) -> 
             roomy = Limits(address_space=8 << 30)
             found[kind] = stack.enter_context(WarmForkServer(root, limits=roomy, first_uid=64601))
     return found
+
+# %% ../../nbs/reproduce/35a_mle_steps.ipynb #patience
+def _affordable(fits: dict[int, float], sizes: Sequence[int], place: int, patience: float) -> bool:
+    """Tell whether the size at a place may be run, from the seconds of the fit at the size before."""
+    done = sizes[place - 1]
+    return place <= 1 or fits[done] * sizes[place] / done <= patience
 
 # %% ../../nbs/reproduce/35a_mle_steps.ipynb #step-costs
 def step_costs(
@@ -279,8 +299,7 @@ def step_costs(
             timed_step(executor, text, f"n{micro}", built)  # caches of files and of byte code
         for number in range(rounds):
             for place, size in enumerate(all_sizes):
-                done = all_sizes[place - 1]
-                if place > 1 and fits[done] * size / done > patience:
+                if not _affordable(fits, all_sizes, place, patience):
                     break
                 for kind, executor in executors.items():
                     cost = timed_step(executor, text, f"n{size}", built, number)

@@ -113,10 +113,7 @@ def task_frame(records: Sequence[Record]) -> pd.DataFrame:
         raise EmptySplitError("there is no task", where="task_frame", instead="Pass the records of a release.")
     return pd.DataFrame([task_row(record) for record in records])
 
-# %% ../../nbs/reproduce/33_mle_suite.ipynb #coverage
-KNOWN = {"modality": MODALITIES, "target": TARGETS, "trap": TRAPS, "missing": ("none", *MECHANISMS)}
-
-
+# %% ../../nbs/reproduce/33_mle_suite.ipynb #entropy
 def entropy(values: Sequence[Any]) -> float:
     """Return the entropy of observed values, in bits.
 
@@ -140,6 +137,9 @@ def entropy(values: Sequence[Any]) -> float:
     """
     p = np.array(list(Counter(values).values())) / max(len(values), 1)
     return float(-(p * np.log2(p)).sum()) + 0.0
+
+# %% ../../nbs/reproduce/33_mle_suite.ipynb #coverage
+KNOWN = {"modality": MODALITIES, "target": TARGETS, "trap": TRAPS, "missing": ("none", *MECHANISMS)}
 
 
 def coverage(
@@ -266,7 +266,7 @@ def _flow(split: str, part: pd.DataFrame, known: set[str]) -> dict[str, Any]:
     told |= {"spare": int((~alike & ~foreign).sum()), "chosen": int(part["chosen"].sum())}
     return told | {"yield": len(good) / len(part)}
 
-
+# %% ../../nbs/reproduce/33_mle_suite.ipynb #refusals
 def refusals(candidates: pd.DataFrame) -> pd.DataFrame:
     """Count the reasons of refusal.
 
@@ -329,7 +329,7 @@ def gate_values(records: Sequence[Record]) -> pd.DataFrame:
     found["margin"] = sign * (found["value"].astype(float) - found["bound"].astype(float))
     return found[["task", "split", "number", "name", "value", "bound", "passed", "margin"]]
 
-
+# %% ../../nbs/reproduce/33_mle_suite.ipynb #gate-table
 def gate_table(values: pd.DataFrame) -> pd.DataFrame:
     """Summarise the gates.
 

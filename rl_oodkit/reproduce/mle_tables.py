@@ -8,6 +8,7 @@ __all__ = ['medal_table', 'rows_of', 'pair_table', 'ratio_of', 'seed_table', 'tr
 
 # %% ../../nbs/reproduce/31_mle_tables.ipynb #mle-tables-imports
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -57,7 +58,7 @@ def medal_table(rows: pd.DataFrame, order: Sequence[str] = ()) -> pd.DataFrame:
     place = {agent: k for k, agent in enumerate([*order, *found["agent"]][::-1])}
     return table.iloc[np.argsort([-place[a] for a in table["agent"]], kind="stable")].reset_index(drop=True)
 
-# %% ../../nbs/reproduce/31_mle_tables.ipynb #pair-table
+# %% ../../nbs/reproduce/31_mle_tables.ipynb #rows-of
 def rows_of(rows: pd.DataFrame, agent: str, scaffold: str = "seq2") -> pd.DataFrame:
     """Return the episodes of an agent in a scaffold.
 
@@ -87,7 +88,21 @@ def rows_of(rows: pd.DataFrame, agent: str, scaffold: str = "seq2") -> pd.DataFr
         raise EmptySplitError(f"{agent} was not tried in {scaffold}", where="rows_of")
     return found
 
+# %% ../../nbs/reproduce/31_mle_tables.ipynb #pair-row
+def _pair_row(
+    left: tuple[str, str], right: tuple[str, str], sides: Sequence[pd.DataFrame], value: str
+) -> dict[str, Any]:
+    """Return the row of one pair and value, from the episodes of both sides."""
+    found = compare(*sides, value)
+    d, (left_mean, right_mean) = found.difference, (by_task(side, value).to_numpy().mean() for side in sides)
+    other = right[0] if right[1] == left[1] else f"{right[0]} in {right[1]}"
+    row = {"left": left[0], "right": other, "scaffold": left[1], "value": value}
+    row |= {"left_mean": left_mean, "right_mean": right_mean}
+    row |= {"difference": d.mean, "low": d.low, "high": d.high, "p": found.p}
+    counts = {"wins": found.wins, "losses": found.losses, "tasks": d.tasks}
+    return row | counts | {"seeds": sides[0]["training_seed"].nunique()}
 
+# %% ../../nbs/reproduce/31_mle_tables.ipynb #pair-table
 def pair_table(
     rows: pd.DataFrame, pairs: Sequence[tuple[tuple[str, str], tuple[str, str]]], values: Sequence[str]
 ) -> pd.DataFrame:
@@ -124,17 +139,8 @@ def pair_table(
     """
     table = []
     for left, right in pairs:
-        a, b = rows_of(rows, *left), rows_of(rows, *right)
-        for value in values:
-            found = compare(a, b, value)
-            d = found.difference
-            row = {"left": left[0], "right": right[0], "scaffold": left[1], "value": value}
-            if right[1] != left[1]:
-                row["right"] = f"{right[0]} in {right[1]}"
-            row |= {"left_mean": by_task(a, value).to_numpy().mean(), "right_mean": by_task(b, value).to_numpy().mean()}
-            row |= {"difference": d.mean, "low": d.low, "high": d.high, "p": found.p}
-            counts = {"wins": found.wins, "losses": found.losses, "tasks": d.tasks}
-            table.append(row | counts | {"seeds": a["training_seed"].nunique()})
+        sides = rows_of(rows, *left), rows_of(rows, *right)
+        table += [_pair_row(left, right, sides, value) for value in values]
     columns = ["left", "right", "scaffold", "value", "left_mean", "right_mean", "difference", "low", "high", "p"]
     frame = pd.DataFrame(table, columns=[*columns, "wins", "losses", "tasks", "seeds"])
     frame.insert(10, "p_holm", holm(frame["p"].to_numpy(np.float64)) if len(frame) else frame["p"])
@@ -234,6 +240,18 @@ def transfer_table(
     pairs = [((left, s), (other, s)) for s in scaffolds for other in others]
     return pair_table(rows, pairs, values)
 
+# %% ../../nbs/reproduce/31_mle_tables.ipynb #family-row
+def _family_row(a: pd.DataFrame, b: pd.DataFrame, value: str) -> dict[str, Any]:
+    """Return what agents without a family (a) and with it (b) reached on its tasks."""
+    found = compare(a, b, value)
+    d = found.difference
+    without, with_ = cluster_interval(a, value), cluster_interval(b, value)
+    row = {"tasks": d.tasks, "seeds": a["training_seed"].nunique()}
+    row |= {"medals without": int(a[value].sum()), "episodes": len(a)} if value == "any_medal" else {}
+    row |= {"without": with_interval(without.mean, without.low, without.high)}
+    row |= {"with": with_interval(with_.mean, with_.low, with_.high)}
+    return row | {"difference": d.mean, "low": d.low, "high": d.high, "p": found.p}
+
 # %% ../../nbs/reproduce/31_mle_tables.ipynb #family-table
 def family_table(
     held: pd.DataFrame, whole: pd.DataFrame, facts: pd.DataFrame, agents: Sequence[str], value: str = "any_medal"
@@ -267,17 +285,9 @@ def family_table(
     for family, part in held.groupby("inside", sort=False):
         names = set(facts["task"][in_family(facts, str(family))])
         for agent in agents:
-            a = rows_of(part, f"{agent} without {family}")
-            b = rows_of(whole, agent)
+            a, b = rows_of(part, f"{agent} without {family}"), rows_of(whole, agent)
             b = b[b["task"].isin(names) & b["training_seed"].isin(set(a["training_seed"]))]
-            found = compare(a, b, value)
-            d = found.difference
-            without, with_ = cluster_interval(a, value), cluster_interval(b, value)
-            row = {"family": family, "agent": agent, "tasks": d.tasks, "seeds": a["training_seed"].nunique()}
-            row |= {"medals without": int(a[value].sum()), "episodes": len(a)} if value == "any_medal" else {}
-            row |= {"without": with_interval(without.mean, without.low, without.high)}
-            row |= {"with": with_interval(with_.mean, with_.low, with_.high)}
-            table.append(row | {"difference": d.mean, "low": d.low, "high": d.high, "p": found.p})
+            table.append({"family": family, "agent": agent} | _family_row(a, b, value))
     return pd.DataFrame(table)
 
 # %% ../../nbs/reproduce/31_mle_tables.ipynb #price-table

@@ -55,27 +55,15 @@ class _Scene:
             "module": module, "packages": str(Path(module).parents[1]),
         }  # fmt: skip
 
-
-@contextlib.contextmanager
-def _scene() -> Iterator[_Scene]:
-    """Set the scene, and clear it away."""
-    secret, abstract = f"secret-{os.urandom(8).hex()}", f"rl-oodkit-{os.getpid()}"
-    with contextlib.ExitStack() as stack:
-        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl-oodkit-trial-")))
-        os.chmod(root, 0o755)
-        for folder in ("tasks/t1", "tasks/t2", "private"):
-            (root / folder).mkdir(parents=True)
-        for name in ("train.csv", "test.csv", "sample.csv"):
-            (root / "tasks" / "t1" / name).write_text("id,target\n1,0\n")
-        (root / "private" / "answers").write_text(secret)
-        victim = stack.enter_context(subprocess.Popen(["sleep", "600"]))
-        stack.callback(victim.kill)
-        tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        local = stack.enter_context(socket.socket(socket.AF_UNIX))
-        local.bind(f"\0{abstract}")
-        local.listen()
-        stack.enter_context(_variable("RL_OODKIT_CANARY", secret))
-        yield _Scene(root, secret, victim.pid, tcp.getsockname()[1], abstract)
+# %% ../../nbs/reproduce/37_sandbox_trials.ipynb #furniture
+def _furnished(root: Path, secret: str) -> None:
+    """Put two tasks and answers into a folder, readable for everybody."""
+    os.chmod(root, 0o755)
+    for folder in ("tasks/t1", "tasks/t2", "private"):
+        (root / folder).mkdir(parents=True)
+    for name in ("train.csv", "test.csv", "sample.csv"):
+        (root / "tasks" / "t1" / name).write_text("id,target\n1,0\n")
+    (root / "private" / "answers").write_text(secret)
 
 
 @contextlib.contextmanager
@@ -86,6 +74,23 @@ def _variable(name: str, value: str) -> Iterator[None]:
         yield
     finally:
         del os.environ[name]
+
+# %% ../../nbs/reproduce/37_sandbox_trials.ipynb #set-scene
+@contextlib.contextmanager
+def _scene() -> Iterator[_Scene]:
+    """Set the scene, and clear it away."""
+    secret, abstract = f"secret-{os.urandom(8).hex()}", f"rl-oodkit-{os.getpid()}"
+    with contextlib.ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rl-oodkit-trial-")))
+        _furnished(root, secret)
+        victim = stack.enter_context(subprocess.Popen(["sleep", "600"]))
+        stack.callback(victim.kill)
+        tcp = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        local = stack.enter_context(socket.socket(socket.AF_UNIX))
+        local.bind(f"\0{abstract}")
+        local.listen()
+        stack.enter_context(_variable("RL_OODKIT_CANARY", secret))
+        yield _Scene(root, secret, victim.pid, tcp.getsockname()[1], abstract)
 
 # %% ../../nbs/reproduce/37_sandbox_trials.ipynb #open-elsewhere
 def _open_elsewhere(scene: _Scene, server: int) -> set[str]:
@@ -112,7 +117,7 @@ def _tried(jail: WarmForkServer, scene: _Scene) -> dict[str, str]:
             found["the secret"] = "was printed"
     return found
 
-
+# %% ../../nbs/reproduce/37_sandbox_trials.ipynb #whole-steps
 def _whole_steps(jail: WarmForkServer, full: bool) -> tuple[int, list[str]]:
     """Run programs that take a step of their own; return their number and what was wrong."""
     steps, wrong = WHOLE_STEPS if full else WHOLE_STEPS[::3], []
@@ -139,6 +144,18 @@ def _refusals(root: Path, level: int, full: bool) -> tuple[int, list[str]]:
             wrong.append(f"{name} was not refused")
     return len(asked), wrong
 
+# %% ../../nbs/reproduce/37_sandbox_trials.ipynb #escape-trials
+def _in_jail(scene: _Scene, full: bool) -> tuple[int, list[str], str]:
+    """Try probes, controls and whole steps; return how many, what was wrong, and a sentence."""
+    with WarmForkServer(scene.root / "tasks", first_uid=64811) as jail:
+        elsewhere = _open_elsewhere(scene, jail.slots[0].process.pid)
+        wrong = [f"{name}: {what}" for name, what in _tried(jail, scene).items()]
+        steps, more = _whole_steps(jail, full)
+        wrong += [*more, *(["the server was replaced"] if jail.slots[0].restarts else [])]
+    wrong += [] if len(elsewhere) >= 60 else [f"only {len(elsewhere)} controls succeed"]
+    detail = f"{len(PROBES)} probes blocked, {len(elsewhere)} of which succeed where nothing protects; "
+    return len(PROBES) + steps, wrong, f"{detail}{steps} whole steps"
+
 
 def escape_trials(full: bool = False) -> dict[str, Any]:
     """Try every way out of the jail, or see that this machine refuses to offer one.
@@ -155,18 +172,11 @@ def escape_trials(full: bool = False) -> dict[str, Any]:
     """
     missing = unavailable(2)
     with _scene() as scene:
-        if missing:
-            ran, wrong = _refusals(scene.root / "tasks", 1, full)
-            return report(ran, wrong, f"no isolation level 2 here ({missing}); {ran} requests refused")
-        with WarmForkServer(scene.root / "tasks", first_uid=64811) as jail:
-            elsewhere = _open_elsewhere(scene, jail.slots[0].process.pid)
-            wrong = [f"{name}: {what}" for name, what in _tried(jail, scene).items()]
-            steps, more = _whole_steps(jail, full)
-            wrong += [*more, *(["the server was replaced"] if jail.slots[0].restarts else [])]
-        refused, more = _refusals(scene.root / "tasks", 2, full)
-    wrong += [*more, *([] if len(elsewhere) >= 60 else [f"only {len(elsewhere)} controls succeed"])]
-    detail = f"{len(PROBES)} probes blocked, {len(elsewhere)} of which succeed where nothing protects; "
-    return report(len(PROBES) + steps + refused, wrong, detail + f"{steps} whole steps, {refused} refusals")
+        ran, wrong, detail = (0, [], "") if missing else _in_jail(scene, full)
+        refused, more = _refusals(scene.root / "tasks", 1 if missing else 2, full)
+    if missing:
+        return report(refused, more, f"no isolation level 2 here ({missing}); {refused} requests refused")
+    return report(ran + refused, wrong + more, f"{detail}, {refused} refusals")
 
 # %% ../../nbs/reproduce/37_sandbox_trials.ipynb #hack-trials
 def hack_trials(full: bool = False) -> dict[str, Any]:

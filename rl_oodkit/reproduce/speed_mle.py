@@ -58,7 +58,7 @@ class _Workshop:
         self.spent += result.cpu_seconds + getattr(executor, "server_seconds", 0.0) - before
         return result.submission
 
-# %% ../../nbs/reproduce/36_speed_mle.ipynb #mlestep
+# %% ../../nbs/reproduce/36_speed_mle.ipynb #steppair
 class StepPair(SpeedPair):
     """Share what pairs of steps have in common.
 
@@ -91,7 +91,7 @@ class StepPair(SpeedPair):
         """Return one step."""
         return 1
 
-
+# %% ../../nbs/reproduce/36_speed_mle.ipynb #mlestep
 @register("speed", "mle-step", floor=8.0, unit="step", size=150, summary="A warm step against a cold interpreter.")
 class MLEStep(StepPair):
     """Run a forest's program in a warm fork; the reference is a new interpreter. The size is the number of rows.
@@ -122,7 +122,7 @@ class MLEStep(StepPair):
         """Return whether both wrote the same bytes."""
         return a == b
 
-# %% ../../nbs/reproduce/36_speed_mle.ipynb #mlemicro
+# %% ../../nbs/reproduce/36_speed_mle.ipynb #sizes
 class Sizes(NamedTuple):
     """Name a task in two sizes.
 
@@ -136,6 +136,11 @@ class Sizes(NamedTuple):
     full: str
 
 
+def _answered(submission: bytes) -> list[bytes]:
+    """Return the first column of a submission, which names the rows that are answered."""
+    return [line.split(b",")[0] for line in submission.splitlines()]
+
+# %% ../../nbs/reproduce/36_speed_mle.ipynb #mlemicro
 @register("speed", "mle-micro", floor=13.0, unit="step", size=200_000, summary="A step at 150 rows and at many.")
 class MLEMicro(StepPair):
     """Run a step at 150 rows; the reference has as many rows as the size says.
@@ -171,10 +176,9 @@ class MLEMicro(StepPair):
 
     def equal(self, a: Any, b: Any) -> bool:
         """Return whether both answer for the same test rows in the same order."""
-        first, second = ([line.split(b",")[0] for line in text.splitlines()] for text in (a, b))
-        return first == second
+        return _answered(a) == _answered(b)
 
-# %% ../../nbs/reproduce/36_speed_mle.ipynb #mlebootstrap
+# %% ../../nbs/reproduce/36_speed_mle.ipynb #resampled
 class Resampled(NamedTuple):
     """Hold the inputs of a bootstrap.
 
@@ -189,6 +193,13 @@ class Resampled(NamedTuple):
     resamples: int
 
 
+def _drawn(size: int, resamples: int) -> Resampled:
+    """Return classes and tied predictions of a number of rows."""
+    rng = stream(0, "speed", "mle", size)
+    y = (np.arange(size) % 2).astype(np.int64)
+    return Resampled(y, np.round((rng.random(size) + 0.3 * y) / 1.3, 2), resamples)
+
+# %% ../../nbs/reproduce/36_speed_mle.ipynb #mlebootstrap
 @register("speed", "mle-bootstrap", floor=20.0, unit="resample", size=500, summary="Bootstrap of a task's metric.")
 class MLEBootstrap(SpeedPair):
     """Resample the AUC of a submission; the reference calls scikit-learn for each resample.
@@ -210,9 +221,7 @@ class MLEBootstrap(SpeedPair):
 
     def setup(self, size: int) -> Resampled:
         """Return classes and predictions of shape (size,)."""
-        rng = stream(0, "speed", "mle", size)
-        y = (np.arange(size) % 2).astype(np.int64)
-        return Resampled(y, np.round((rng.random(size) + 0.3 * y) / 1.3, 2), self.resamples)
+        return _drawn(size, self.resamples)
 
     def units(self, inputs: Resampled) -> int:
         """Return the number of resamples."""

@@ -116,7 +116,7 @@ class Cloned:
     curve: pd.DataFrame  # columns epoch, train, watched, gradient
     epoch: int  # the best one; 0 is the start
 
-
+# %% ../../nbs/training/32_clone.ipynb #imitate
 def _imitate(
     policy: GrammarPolicy, demonstrations: TokenTrajectories, watched: TokenTrajectories, recipe: CloneRecipe
 ) -> Cloned:
@@ -189,17 +189,9 @@ def bc(
 
 # %% ../../nbs/training/32_clone.ipynb #rft
 def rft(
-    policy: GrammarPolicy,
-    sampler: GroupSampler,
-    recipe: CloneRecipe = CloneRecipe(),
-    *,
-    groups: int = 16,
-    size: int = 8,
-    top: int = 1,
-    minimum: float = -np.inf,
-    rounds: int = 1,
-    seed: int = 0,
-) -> Cloned:
+    policy: GrammarPolicy, sampler: GroupSampler, recipe: CloneRecipe = CloneRecipe(), *, groups: int = 16,
+    size: int = 8, top: int = 1, minimum: float = -np.inf, rounds: int = 1, seed: int = 0,
+) -> Cloned:  # fmt: skip
     """Imitate the best of one's own attempts, some times over.
 
     Parameters

@@ -216,20 +216,11 @@ TEST_EPISODES = 256
 
 
 def train(
-    recipe: Recipe,
-    env_id: str | None = None,
-    params: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    steps: int | None = None,
-    folder: str | Path = ".",
-    *,
-    fixture: Fixture | None = None,
-    episodes: int = TEST_EPISODES,
-    resume: bool = True,
-    progress: bool = True,
-    tensorboard: str | Path | None = None,
-    keep_points: bool = False,
-) -> dict[str, Any]:
+    recipe: Recipe, env_id: str | None = None, params: Mapping[str, Any] | None = None, seed: int = 0,
+    steps: int | None = None, folder: str | Path = ".", *, fixture: Fixture | None = None,
+    episodes: int = TEST_EPISODES, resume: bool = True, progress: bool = True,
+    tensorboard: str | Path | None = None, keep_points: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Train a policy and measure its exact loss; go on from the folder's last bundle if there is one.
 
     Parameters

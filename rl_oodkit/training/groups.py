@@ -150,12 +150,9 @@ Answer = tuple[np.ndarray, np.ndarray]  # feedback (B, f) and turn rewards (B,)
 
 
 def play_turns(
-    policy: GrammarPolicy,
-    contexts: np.ndarray,
-    respond: Callable[[int, np.ndarray], Answer],
-    turns: int,
+    policy: GrammarPolicy, contexts: np.ndarray, respond: Callable[[int, np.ndarray], Answer], turns: int,
     rng: np.random.Generator,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """Exchange lists for answers, all attempts in step.
 
     Parameters
@@ -200,22 +197,10 @@ def play_turns(
         rewards = np.concatenate([rewards, np.asarray(reward, np.float64)[:, None]], axis=1)
     return tokens, feedback, rewards
 
-# %% ../../nbs/training/31_groups.ipynb #combination-lock
+# %% ../../nbs/training/31_groups.ipynb #lock-family
 @dataclass(frozen=True)
-class CombinationLock:
-    """Reward lists of which many slots match a combination that depends on the context.
-
-    Raises
-    ------
-    ParameterError
-        If a number is outside its range.
-
-    Examples
-    --------
-    >>> lock = CombinationLock(tasks=8)
-    >>> lock.answers.shape, round(lock.uniform, 3)
-    ((8, 3), 0.361)
-    """
+class _Locks:
+    """Hold a family of locks: their contexts, and the combination of each."""
 
     sizes: tuple[int, ...] = (3, 4, 2)  # options of each slot
     tasks: int = 16
@@ -230,11 +215,6 @@ class CombinationLock:
         check_real(self.stuck, "stuck", 0.0, 1.0)
 
     @cached_property
-    def spec(self) -> SequenceSpec:
-        """Return the lists that are written here."""
-        return SequenceSpec(self.sizes, self.width, feedback=1, turns=self.turns)
-
-    @cached_property
     def contexts(self) -> np.ndarray:
         """Return the contexts of all tasks, float64 of shape (n, d)."""
         return stream(self.seed, "lock", "contexts").normal(size=(self.tasks, self.width))
@@ -243,6 +223,34 @@ class CombinationLock:
     def answers(self) -> np.ndarray:
         """Return the combination of every task, int64 of shape (n, L)."""
         return self.solve(self.contexts)
+
+    def solve(self, contexts: np.ndarray) -> np.ndarray:
+        """Return the right options, int64 of shape (n, L), for contexts of shape (n, d)."""
+        rng = stream(self.seed, "lock", "matrices")
+        values = [contexts @ rng.normal(size=(self.width, n)) for n in self.sizes]
+        return np.stack([v.argmax(axis=1) for v in values], axis=1)
+
+# %% ../../nbs/training/31_groups.ipynb #combination-lock
+@dataclass(frozen=True)
+class CombinationLock(_Locks):
+    """Reward lists of which many slots match a combination that depends on the context.
+
+    Raises
+    ------
+    ParameterError
+        If a number is outside its range.
+
+    Examples
+    --------
+    >>> lock = CombinationLock(tasks=8)
+    >>> lock.answers.shape, round(lock.uniform, 3)
+    ((8, 3), 0.361)
+    """
+
+    @cached_property
+    def spec(self) -> SequenceSpec:
+        """Return the lists that are written here."""
+        return SequenceSpec(self.sizes, self.width, feedback=1, turns=self.turns)
 
     @property
     def identity(self) -> str:
@@ -253,12 +261,6 @@ class CombinationLock:
     def uniform(self) -> float:
         """Return what a uniform writer of one turn expects."""
         return float(np.mean(1 / np.array(self.sizes)))
-
-    def solve(self, contexts: np.ndarray) -> np.ndarray:
-        """Return the right options, int64 of shape (n, L), for contexts of shape (n, d)."""
-        rng = stream(self.seed, "lock", "matrices")
-        values = [contexts @ rng.normal(size=(self.width, n)) for n in self.sizes]
-        return np.stack([v.argmax(axis=1) for v in values], axis=1)
 
     def sample(self, policy: GrammarPolicy, groups: int, size: int, rng: np.random.Generator) -> TokenTrajectories:
         """Draw tasks without repetition where possible, and let the policy attempt each of them `size` times."""

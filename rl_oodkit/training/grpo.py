@@ -80,7 +80,7 @@ def _log_probabilities(policy: GrammarPolicy, batch: TokenTrajectories) -> Any:
     with torch.no_grad():
         return drawn(policy.log_probabilities(batch.contexts, batch.tokens, batch.feedback), batch.tokens)
 
-
+# %% ../../nbs/training/34_grpo.ipynb #update-2
 def _update(run: _Training, batch: TokenTrajectories) -> dict[str, float]:
     """Take the steps of an iteration, and return the pulse of the last one."""
     import torch
@@ -115,7 +115,7 @@ def _examine(run: _Training) -> float | None:
         run.best_value, run.best_iteration, run.best = value, run.iteration, run.policy.weights()
     return value
 
-
+# %% ../../nbs/training/34_grpo.ipynb #exhausted
 def _exhausted(run: _Training) -> bool:
     """Tell whether the training is over, by its length or by its patience."""
     waited = (run.iteration - run.best_iteration) // run.recipe.validate_every
@@ -145,7 +145,7 @@ def _state(run: _Training) -> dict[str, np.ndarray]:
         arrays |= {f"adam:{number}:{name}": value.numpy() for name, value in slots.items()}
     return arrays
 
-
+# %% ../../nbs/training/34_grpo.ipynb #restore
 def _restore(run: _Training, facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Put a training back to where it was saved."""
     import torch
@@ -228,7 +228,7 @@ def _curve(rows: list[dict[str, Any]]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=[*_FIRST, *names])
     return frame.astype({"validation": float}) if "validation" in frame else frame
 
-
+# %% ../../nbs/training/34_grpo.ipynb #result
 def _result(run: _Training, finished: bool) -> Trained:
     """Return the chosen policy, the curve and the card."""
     chosen = run.validate is not None and math.isfinite(run.best_value)
@@ -257,17 +257,10 @@ def _finished(run: _Training) -> Trained | None:
 
 # %% ../../nbs/training/34_grpo.ipynb #grpo-function
 def grpo(
-    policy: GrammarPolicy,
-    sampler: GroupSampler,
-    recipe: GRPORecipe | None = None,
-    folder: str | Path = ".",
-    *,
-    seed: int = 0,
-    validate: Callable[[GrammarPolicy], float] | None = None,
-    resume: bool = True,
-    until: int | None = None,
-    progress: bool = True,
-) -> Trained:
+    policy: GrammarPolicy, sampler: GroupSampler, recipe: GRPORecipe | None = None, folder: str | Path = ".", *,
+    seed: int = 0, validate: Callable[[GrammarPolicy], float] | None = None, resume: bool = True,
+    until: int | None = None, progress: bool = True,
+) -> Trained:  # fmt: skip
     """Train a policy on groups of attempts; go on from the folder's state if there is one.
 
     Parameters

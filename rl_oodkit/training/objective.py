@@ -17,11 +17,26 @@ from ..core.errors import ParameterError, ShapeError, UnknownIdError, check_arra
 from .groups import TokenTrajectories
 from .sequences import GrammarPolicy
 
-# %% ../../nbs/training/33_objective.ipynb #grpo-recipe
+# %% ../../nbs/training/33_objective.ipynb #recipe-checks
 _COUNTS = ("iterations", "groups", "epochs", "validate_every", "save_every")
 _WEIGHTS = ("clip_low", "clip_high", "kl", "entropy", "resample_share")
 
 
+def _check_recipe(recipe: "GRPORecipe") -> None:
+    """Raise unless every number of a recipe is in its range."""
+    for name in _COUNTS:
+        check_integer(getattr(recipe, name), name, minimum=1)
+    check_integer(recipe.size, "size", minimum=2)
+    check_integer(recipe.patience, "patience", minimum=0)
+    for name in _WEIGHTS:
+        check_real(getattr(recipe, name), name, 0.0)
+    for name in ("learning_rate", "gradient_clip", "spread"):
+        check_real(getattr(recipe, name), name, 1e-12)
+    if recipe.credit not in ("trajectory", "step"):
+        what = f"credit is {recipe.credit!r}"
+        raise ParameterError(what, where="GRPORecipe", instead="Use 'trajectory' or 'step'.")
+
+# %% ../../nbs/training/33_objective.ipynb #grpo-recipe
 @dataclass(frozen=True)
 class GRPORecipe:
     """Say how a policy learns from groups of attempts.
@@ -55,17 +70,7 @@ class GRPORecipe:
     save_every: int = 10  # iterations between saved states
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            check_integer(getattr(self, name), name, minimum=1)
-        check_integer(self.size, "size", minimum=2)
-        check_integer(self.patience, "patience", minimum=0)
-        for name in _WEIGHTS:
-            check_real(getattr(self, name), name, 0.0)
-        for name in ("learning_rate", "gradient_clip", "spread"):
-            check_real(getattr(self, name), name, 1e-12)
-        if self.credit not in ("trajectory", "step"):
-            what = f"credit is {self.credit!r}"
-            raise ParameterError(what, where="GRPORecipe", instead="Use 'trajectory' or 'step'.")
+        _check_recipe(self)
 
 # %% ../../nbs/training/33_objective.ipynb #grpo-presets
 _PRESETS = MappingProxyType(
@@ -279,7 +284,7 @@ def token_entropy(log_probabilities: Any) -> Any:
     finite = log_probabilities.masked_fill(log_probabilities.isinf(), 0.0)
     return -(finite * log_probabilities.exp()).sum(dim=-1)
 
-# %% ../../nbs/training/33_objective.ipynb #group-loss
+# %% ../../nbs/training/33_objective.ipynb #drawn
 def drawn(log_probabilities: Any, tokens: np.ndarray) -> Any:
     """Return the log-probabilities of the tokens that were drawn.
 
@@ -305,15 +310,11 @@ def drawn(log_probabilities: Any, tokens: np.ndarray) -> Any:
 
     return log_probabilities.gather(-1, torch.from_numpy(tokens)[..., None])[..., 0]
 
-
+# %% ../../nbs/training/33_objective.ipynb #group-loss
 def group_loss(
-    policy: GrammarPolicy,
-    batch: TokenTrajectories,
-    advantages: np.ndarray,
-    old: Any,
-    reference: Any,
+    policy: GrammarPolicy, batch: TokenTrajectories, advantages: np.ndarray, old: Any, reference: Any,
     recipe: GRPORecipe = GRPORecipe(),
-) -> tuple[Any, dict[str, float]]:
+) -> tuple[Any, dict[str, float]]:  # fmt: skip
     """Return the loss of attempts that teach something, and the pulse of the training.
 
     Parameters

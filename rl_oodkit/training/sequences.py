@@ -27,10 +27,8 @@ from ..core.spec import from_dict, to_dict
 from ..core.store import load_json, load_tensors, save_json, save_tensors
 from .lists import SequenceSpec
 
-# %% ../../nbs/training/30_sequences.ipynb #sequences-all
-_all_ = ["SequenceSpec"]
-
 # %% ../../nbs/training/30_sequences.ipynb #network
+_all_ = ["SequenceSpec"]  # the record of the last chapter is part of this one's vocabulary
 _CONTEXT, _TOKEN, _SLOT, _HIDDEN = 48, 16, 12, 64
 
 
@@ -93,7 +91,7 @@ def _checked(spec: SequenceSpec, tokens: np.ndarray, feedback: np.ndarray, rows:
         raise ParameterError("a token is no option of its slot", instead=f"Slots have {spec.sizes} options.")
     return tokens.astype(np.int64), feedback
 
-
+# %% ../../nbs/training/30_sequences.ipynb #allowed
 def _allowed(spec: SequenceSpec, allowed: np.ndarray | None, shape: tuple[int, ...]) -> np.ndarray:
     """Return what may be chosen, bool of shape (*shape, L, A); refuse a slot in which nothing may."""
     full = (*shape, spec.slots, spec.width)
@@ -119,37 +117,11 @@ def _units(contexts: np.ndarray | None, width: int) -> tuple[np.ndarray, np.ndar
     scale = contexts.std(axis=0)
     return contexts.mean(axis=0), np.where(scale > 1e-9, scale, 1.0)
 
-# %% ../../nbs/training/30_sequences.ipynb #read
-def _read(policy: "GrammarPolicy", context: np.ndarray, tokens: np.ndarray, feedback: np.ndarray) -> Any:
-    """Return the logits (B, K, L, A) of complete trajectories."""
-    import torch
 
-    spec, net = policy.spec, policy.net
-    hidden = net["context"](torch.from_numpy(context))
-    out, _ = net["memory"](_input_of(net, hidden, *_moved(spec, tokens, feedback)))
-    rows, turns = tokens.shape[:2]
-    logits = net["head"](out).view(rows, turns, spec.slots, spec.slots, spec.width)
-    own = torch.arange(spec.slots)
-    return logits[:, :, own, own]
-
-# %% ../../nbs/training/30_sequences.ipynb #write
-def _write(
-    policy: "GrammarPolicy", context: Any, past: tuple[np.ndarray, np.ndarray], masked: np.ndarray
-) -> np.ndarray:
-    """Return tokens (B, L) that maximise log-probability plus noise (B, L, A), which is -inf where not allowed."""
-    spec, net, (tokens, feedback) = policy.spec, policy.net, past
-    state, rows = None, len(tokens)
-    previous, now = np.zeros((rows, 1), np.int64), np.zeros((rows, 1, spec.feedback))
-    if tokens.shape[1]:
-        _, state = net["memory"](_input_of(net, context, *_moved(spec, tokens, feedback)))
-        previous, now = _words(spec, tokens)[:, -1:], feedback[:, -1:]
-    chosen = np.zeros((rows, spec.slots), np.int64)
-    for slot in range(spec.slots):
-        out, state = net["memory"](_input_of(net, context, previous, np.array([slot]), now), state)
-        logits = net["head"](out[:, 0]).view(rows, spec.slots, spec.width)[:, slot].double().numpy()
-        chosen[:, slot] = (logits + masked[:, slot]).argmax(axis=1)
-        previous = 1 + slot * spec.width + chosen[:, slot : slot + 1]
-    return chosen
+def _measured(policy: "GrammarPolicy", contexts: np.ndarray) -> np.ndarray:
+    """Return contexts (B, d) in a policy's units, float32 of the same shape."""
+    contexts = check_array(contexts, "contexts", ndim=2, width=policy.spec.context, dtype=np.float64)
+    return np.clip((contexts - policy.shift) / policy.scale, -_CLIP, _CLIP).astype(np.float32)
 
 # %% ../../nbs/training/30_sequences.ipynb #grammar-policy
 class GrammarPolicy:
@@ -186,66 +158,112 @@ class GrammarPolicy:
 
     def measured(self, contexts: np.ndarray) -> np.ndarray:
         """Return contexts of shape (B, d) in the policy's units, float32 of the same shape, clipped at 5."""
-        contexts = check_array(contexts, "contexts", ndim=2, width=self.spec.context, dtype=np.float64)
-        return np.clip((contexts - self.shift) / self.scale, -_CLIP, _CLIP).astype(np.float32)
+        return _measured(self, contexts)
 
     def log_probabilities(
         self, contexts: np.ndarray, tokens: np.ndarray, feedback: np.ndarray, allowed: np.ndarray | None = None
     ) -> Any:
         """Return log-probabilities of all options, a torch tensor of shape (B, K, L, A); contexts of shape (B, d)."""
-        import torch
-
-        context = self.measured(contexts)
-        tokens, feedback = _checked(self.spec, tokens, feedback, len(context))
-        allowed = _allowed(self.spec, allowed, tokens.shape[:2])
-        logits = _read(self, context, tokens, feedback)
-        return logits.masked_fill(~torch.from_numpy(allowed.copy()), -math.inf).log_softmax(dim=-1)
+        return _log_probabilities(self, contexts, tokens, feedback, allowed)
 
     def sample(
-        self,
-        contexts: np.ndarray,
-        rng: np.random.Generator,
-        tokens: np.ndarray | None = None,
-        feedback: np.ndarray | None = None,
-        allowed: np.ndarray | None = None,
-    ) -> np.ndarray:
+        self, contexts: np.ndarray, rng: np.random.Generator, tokens: np.ndarray | None = None,
+        feedback: np.ndarray | None = None, allowed: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
         """Write the next turn, int64 of shape (B, L), after turns of shape (B, K, L) and (B, K, f)."""
-        import torch
-
-        context, spec = self.measured(contexts), self.spec
-        rows = len(context)
-        tokens = np.zeros((rows, 0, spec.slots), np.int64) if tokens is None else tokens
-        feedback = np.zeros((rows, 0, spec.feedback)) if feedback is None else feedback
-        past = _checked(spec, tokens, feedback, rows)
-        noise = rng.gumbel(size=(rows, spec.slots, spec.width))
-        masked = np.where(_allowed(spec, allowed, (rows,)), noise, -np.inf)
-        with torch.no_grad():
-            return _write(self, self.net["context"](torch.from_numpy(context)), past, masked)
+        return _next_turn(self, contexts, rng, tokens, feedback, allowed)
 
     def weights(self) -> dict[str, np.ndarray]:
         """Return copies of all weights and units by name, arrays of shape (...)."""
-        found = {k: v.detach().numpy().copy() for k, v in self.net.state_dict().items()}
-        units = {"shift": self.shift.copy(), "scale": self.scale.copy()}
-        return found | units | {"sizes": np.array(self.spec.sizes, np.int64)}
+        return _weights(self)
 
     def restore(self, weights: dict[str, np.ndarray]) -> "GrammarPolicy":
         """Put back what `weights` returned, arrays of shape (...); CheckpointError if they are another network's."""
-        _restore(self, weights)
-        return self
+        return _restore(self, weights)
 
     def copy(self) -> "GrammarPolicy":
         """Return a policy of the same weights that shares nothing."""
         return GrammarPolicy(self.spec).restore(self.weights())
 
-# %% ../../nbs/training/30_sequences.ipynb #restore
+# %% ../../nbs/training/30_sequences.ipynb #read
+def _read(policy: GrammarPolicy, context: np.ndarray, tokens: np.ndarray, feedback: np.ndarray) -> Any:
+    """Return the logits (B, K, L, A) of complete trajectories."""
+    import torch
+
+    spec, net = policy.spec, policy.net
+    hidden = net["context"](torch.from_numpy(context))
+    out, _ = net["memory"](_input_of(net, hidden, *_moved(spec, tokens, feedback)))
+    rows, turns = tokens.shape[:2]
+    logits = net["head"](out).view(rows, turns, spec.slots, spec.slots, spec.width)
+    own = torch.arange(spec.slots)
+    return logits[:, :, own, own]
+
+
+def _log_probabilities(
+    policy: GrammarPolicy, contexts: np.ndarray, tokens: np.ndarray, feedback: np.ndarray, allowed: np.ndarray | None
+) -> Any:
+    """Return log-probabilities of all options, a torch tensor (B, K, L, A), after the checks."""
+    import torch
+
+    context = policy.measured(contexts)
+    tokens, feedback = _checked(policy.spec, tokens, feedback, len(context))
+    permitted = _allowed(policy.spec, allowed, tokens.shape[:2])
+    logits = _read(policy, context, tokens, feedback)
+    return logits.masked_fill(~torch.from_numpy(permitted.copy()), -math.inf).log_softmax(dim=-1)
+
+# %% ../../nbs/training/30_sequences.ipynb #write
+def _write(
+    policy: "GrammarPolicy", context: Any, past: tuple[np.ndarray, np.ndarray], masked: np.ndarray
+) -> np.ndarray:
+    """Return tokens (B, L) that maximise log-probability plus noise (B, L, A), which is -inf where not allowed."""
+    spec, net, (tokens, feedback) = policy.spec, policy.net, past
+    state, rows = None, len(tokens)
+    previous, now = np.zeros((rows, 1), np.int64), np.zeros((rows, 1, spec.feedback))
+    if tokens.shape[1]:
+        _, state = net["memory"](_input_of(net, context, *_moved(spec, tokens, feedback)))
+        previous, now = _words(spec, tokens)[:, -1:], feedback[:, -1:]
+    chosen = np.zeros((rows, spec.slots), np.int64)
+    for slot in range(spec.slots):
+        out, state = net["memory"](_input_of(net, context, previous, np.array([slot]), now), state)
+        logits = net["head"](out[:, 0]).view(rows, spec.slots, spec.width)[:, slot].double().numpy()
+        chosen[:, slot] = (logits + masked[:, slot]).argmax(axis=1)
+        previous = 1 + slot * spec.width + chosen[:, slot : slot + 1]
+    return chosen
+
+# %% ../../nbs/training/30_sequences.ipynb #next-turn
+def _next_turn(
+    policy: GrammarPolicy, contexts: np.ndarray, rng: np.random.Generator, tokens: np.ndarray | None,
+    feedback: np.ndarray | None, allowed: np.ndarray | None,
+) -> np.ndarray:  # fmt: skip
+    """Return a drawn turn, int64 (B, L), after turns (B, K, L) with feedback (B, K, f)."""
+    import torch
+
+    context, spec = policy.measured(contexts), policy.spec
+    rows = len(context)
+    tokens = np.zeros((rows, 0, spec.slots), np.int64) if tokens is None else tokens
+    feedback = np.zeros((rows, 0, spec.feedback)) if feedback is None else feedback
+    past = _checked(spec, tokens, feedback, rows)
+    noise = rng.gumbel(size=(rows, spec.slots, spec.width))
+    masked = np.where(_allowed(spec, allowed, (rows,)), noise, -np.inf)
+    with torch.no_grad():
+        return _write(policy, policy.net["context"](torch.from_numpy(context)), past, masked)
+
+# %% ../../nbs/training/30_sequences.ipynb #weights-of
+def _weights(policy: GrammarPolicy) -> dict[str, np.ndarray]:
+    """Return copies of a policy's weights, its units and the sizes of its slots, by name."""
+    found = {k: v.detach().numpy().copy() for k, v in policy.net.state_dict().items()}
+    units = {"shift": policy.shift.copy(), "scale": policy.scale.copy()}
+    return found | units | {"sizes": np.array(policy.spec.sizes, np.int64)}
+
+
 def _forms(weights: dict[str, np.ndarray]) -> dict[str, tuple[Any, ...]]:
     """Return what must agree between two sets of weights: shapes, kinds of numbers, and the lists themselves."""
     forms: dict[str, tuple[Any, ...]] = {k: (np.shape(v), np.asarray(v).dtype.str) for k, v in weights.items()}
     return forms | {k: (*forms[k], np.asarray(weights[k]).tolist()) for k in ("sizes",) if k in weights}
 
-
-def _restore(policy: GrammarPolicy, weights: dict[str, np.ndarray]) -> None:
-    """Put weights and units into a policy of the same shapes."""
+# %% ../../nbs/training/30_sequences.ipynb #restore
+def _restore(policy: GrammarPolicy, weights: dict[str, np.ndarray]) -> GrammarPolicy:
+    """Put weights and units into a policy of the same shapes, and return it."""
     import torch
 
     mine, theirs = _forms(policy.weights()), _forms(weights)
@@ -255,6 +273,7 @@ def _restore(policy: GrammarPolicy, weights: dict[str, np.ndarray]) -> None:
     state = {k: torch.from_numpy(np.array(v)) for k, v in weights.items() if k not in ("shift", "scale", "sizes")}
     policy.net.load_state_dict(state)
     policy.shift, policy.scale = np.array(weights["shift"]), np.array(weights["scale"])
+    return policy
 
 # %% ../../nbs/training/30_sequences.ipynb #save-grammar
 _FORMAT = "rl_oodkit/grammar-policy/1"
@@ -302,6 +321,22 @@ def save_grammar(folder: str | Path, name: str, policy: GrammarPolicy, card: dic
     save_json(path.with_suffix(".json"), {**(card or {}), "format": _FORMAT, "spec": to_dict(policy.spec)})
     return path
 
+# %% ../../nbs/training/30_sequences.ipynb #check-tensors
+def _check_tensors(spec: SequenceSpec, tensors: dict[str, np.ndarray], path: Path) -> None:
+    """Raise unless weights have numbers, and the extents of the lists, before a network of these extents is made."""
+    step = _CONTEXT + _TOKEN + _SLOT + spec.feedback
+    wanted = {"sizes": (spec.slots,), "shift": (spec.context,), "head.bias": (spec.slots * spec.width,)}
+    wanted |= {"memory.weight_ih_l0": (3 * _HIDDEN, step)}
+    for name, shape in wanted.items():
+        if np.shape(tensors.get(name)) != shape:
+            what = f"{name} has shape {np.shape(tensors.get(name))}, and the card's lists need {shape}"
+            raise CheckpointError(what, where=str(path), instead="Keep both files of a policy together.")
+    for name, values in tensors.items():
+        if values.dtype.kind == "f" and not np.isfinite(values).all():
+            raise CheckpointError(f"{name} holds NaN or infinity", where=str(path), instead="Train the policy again.")
+    if "scale" in tensors and not (tensors["scale"] > 0).all():
+        raise CheckpointError("scale is not positive", where=str(path), instead="Train the policy again.")
+
 # %% ../../nbs/training/30_sequences.ipynb #load-grammar
 def load_grammar(path: str | Path) -> GrammarPolicy:
     """Read a policy that `save_grammar` wrote.
@@ -335,22 +370,6 @@ def load_grammar(path: str | Path) -> GrammarPolicy:
     tensors, _ = load_tensors(path)
     _check_tensors(spec, tensors, path)
     return GrammarPolicy(spec).restore(tensors)
-
-
-def _check_tensors(spec: SequenceSpec, tensors: dict[str, np.ndarray], path: Path) -> None:
-    """Raise unless weights have numbers, and the extents of the lists, before a network of these extents is made."""
-    step = _CONTEXT + _TOKEN + _SLOT + spec.feedback
-    wanted = {"sizes": (spec.slots,), "shift": (spec.context,), "head.bias": (spec.slots * spec.width,)}
-    wanted |= {"memory.weight_ih_l0": (3 * _HIDDEN, step)}
-    for name, shape in wanted.items():
-        if np.shape(tensors.get(name)) != shape:
-            what = f"{name} has shape {np.shape(tensors.get(name))}, and the card's lists need {shape}"
-            raise CheckpointError(what, where=str(path), instead="Keep both files of a policy together.")
-    for name, values in tensors.items():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise CheckpointError(f"{name} holds NaN or infinity", where=str(path), instead="Train the policy again.")
-    if "scale" in tensors and not (tensors["scale"] > 0).all():
-        raise CheckpointError("scale is not positive", where=str(path), instead="Train the policy again.")
 
 # %% ../../nbs/training/30_sequences.ipynb #one-thread
 @contextmanager

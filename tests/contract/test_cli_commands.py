@@ -168,6 +168,16 @@ def test_a_target_that_cannot_be_written_ends_the_command_at_once(shell, tmp_pat
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
+def test_environments_are_listed_whatever_table_they_are_in(shell):
+    """All ids that Gymnasium knows from here, with a line and parameters."""
+    from rl_oodkit.envs.registration import CERTIFIED, ELSEWHERE
+
+    code, out, _ = shell("list", "env")
+    ids = [line.split()[0] for line in out.splitlines()]
+    assert code == 0 and ids == sorted(ids) and set(ids) == {*CERTIFIED, *ELSEWHERE, "lunarlander"}
+    assert "suite=None" in out and "turns=2" in out
+
+
 def test_help_and_list_are_light():
     """Help and a list of kinds load no heavy library."""
     heavy = ("torch", "stable_baselines3", "matplotlib", "papermill", "sklearn")

@@ -57,9 +57,20 @@ def test_the_package_names_the_entry_point():
 
 def test_the_module_may_stand_before_the_id():
     """Gymnasium imports it first, so that nobody has to import this package."""
-    program = f"import gymnasium; print(gymnasium.make('rl_oodkit.envs:{CERTIFIED[0]}').spec.id)"
+    code = "gymnasium.make('rl_oodkit.envs:rl_oodkit/MLECode-v0', tasks=[], executor=int)"
+    program = f"""
+import gymnasium
+for name in ({CERTIFIED[0]!r}, "rl_oodkit/MLEPipeline-v0"):
+    print(gymnasium.make(f"rl_oodkit.envs:{{name}}").spec.id)
+try:
+    {code}
+except Exception as error:
+    print(error)
+"""
     out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert out.stdout.strip() == CERTIFIED[0], out.stderr
+    said = out.stdout.splitlines()
+    assert said[:2] == [CERTIFIED[0], "rl_oodkit/MLEPipeline-v0"], out.stderr
+    assert said[2].startswith("there are no tasks"), said  # it was found, and refused the empty list
 
 
 def test_gymnasium_makes_both_shells():

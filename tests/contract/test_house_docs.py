@@ -4,11 +4,13 @@ import re
 import subprocess
 import sys
 from html import unescape
+from pathlib import Path
 
 import pytest
 from house import NBS, ROOT, load_script, read_notebook
 
 build = load_script(ROOT / "docs" / "build.py", "docs_build")
+equations = load_script(ROOT / "docs" / "mathml.py", "docs_mathml")
 
 
 def test_readme_is_made_from_the_index():
@@ -59,11 +61,33 @@ def test_every_chapter_is_a_page_with_its_title(site):
 def test_the_site_shows_equations_tables_figures_and_code(site):
     """One of each, somewhere in the book, in the form a browser draws."""
     html = "\n".join((site / f"{build.page_name(n)}.html").read_text(encoding="utf-8") for n in pages())
-    assert 'class="math notranslate' in html
+    assert "<math " in html and 'display="block"' in html
     assert "<table" in html
     assert 'class="highlight-ipython3' in html or 'class="highlight-python' in html
     drawn = any("image/svg+xml" in str(c.get("outputs")) for n in pages() for c in read_notebook(NBS / n)["cells"])
     assert "_images/" in html or "<svg" in html or not drawn
+
+
+def test_the_site_is_readable_without_a_network(site):
+    """No page and no style sheet asks another host for a script, a style, a font or a picture."""
+    loads = (
+        r"<(?:script|link|img|iframe|source|video|object|embed)\b[^>]*?\s(?:src|href|data)\s*=\s*[\"']?(?:https?:)?//"
+    )
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(loads, text), page.relative_to(site)
+    for sheet in site.rglob("*.css"):
+        text = sheet.read_text(encoding="utf-8")
+        assert not re.search(r"(?:@import|url\()\s*[\"']?(?:https?:)?//", text), sheet.relative_to(site)
+
+
+def test_equations_become_mathml_or_are_refused():
+    """What browsers cannot draw is spelled in characters they can; nothing stays LaTeX in silence."""
+    assert "\U0001d53c" in equations.mathml(r"\mathbb E[x]") and "mathvariant" not in equations.mathml(r"\mathbb 1")
+    assert "\u2308" in equations.mathml(r"\Big\lceil x \Big\rceil", "block")
+    assert 'display="block"' in equations.mathml("x", "block")
+    with pytest.raises(ValueError, match="no MathML for .*nosuchcommand"):
+        equations.mathml(r"\nosuchcommand x")
 
 
 def test_the_front_page_has_title_and_sidebar(site):
@@ -73,6 +97,17 @@ def test_the_front_page_has_title_and_sidebar(site):
     for caption, names in build.sidebar():
         assert caption in html
         assert all(f'href="{build.page_name(n)}.html"' in html for n in names)
+
+
+def test_experiments_open_with_what_came_out(site):
+    """Committed tables and figures stand before the code that made them, and every figure is there."""
+    shown = [n for n in pages() if n.startswith("experiments/") and (build.RESULTS / Path(n).stem).is_dir()]
+    assert shown
+    for name in shown:
+        html = (site / f"{build.page_name(name)}.html").read_text(encoding="utf-8")
+        title, results, made = (html.index(mark) for mark in ("</h1>", "<h2>What came out", "<h2>How it was made"))
+        assert title < results < made < html.index('class="highlight-'), name
+        assert "<h3>" in html[results:made], name
 
 
 def test_inner_links_lead_to_pages(site):

@@ -15,6 +15,7 @@ LADDER = (
     "ood",
     "report",
     "reproduce",
+    "cli_shell",
     "cli_tasks",
     "cli_agents",
     "cli",
@@ -22,7 +23,7 @@ LADDER = (
 RANK = {name: i for i, name in enumerate(LADDER)} | {"mle": LADDER.index("ood")}
 LAZY = {"torch", "stable_baselines3", "papermill", "distributed", "matplotlib", "seaborn", "nbformat", "typer"}
 ALLOWED_TOP = dict.fromkeys(
-    ("cli", "cli_tasks", "cli_agents"), {"typer"}
+    ("cli", "cli_shell", "cli_tasks", "cli_agents"), {"typer"}
 )  # the command line is typer's; nothing imports cli
 
 

@@ -13,11 +13,14 @@ from mle_text_toy import FENCE, FIT, SHIFTS, ToyExecutor, fenced, small_task, to
 
 from rl_oodkit.core.errors import ParameterError, SandboxUnavailableError
 from rl_oodkit.mle.actions import UnicodeText, feedback, last_lines, parse_action, visible
+from rl_oodkit.mle.arenas import default_arenas, toy_arenas
 from rl_oodkit.mle.code_env import CODE_ENV, CodeEnv
 from rl_oodkit.mle.cold import ColdSubprocess
 from rl_oodkit.mle.execution import STATUSES, StepResult
+from rl_oodkit.mle.files import task_files
 from rl_oodkit.mle.grade import GradeReport
 from rl_oodkit.mle.levels import make_code_executor
+from rl_oodkit.mle.release import Release
 from rl_oodkit.mle.rewards import reward, reward_ids
 from rl_oodkit.mle.steps import StepMemory, StepRunner, first_state, runner_of
 
@@ -70,8 +73,44 @@ def test_rewards_are_the_presets(preset, word):
 def test_no_submission_earns_the_format_alone():
     """An episode that hands in nothing is invalid, and says why."""
     _, value, terminated, _, info = play(CodeEnv([toy_task()], ToyExecutor()), "submit")
-    assert terminated and info["grade"] == "invalid" and "submission.csv" in info["reason"]
+    assert terminated and info["grade"] == "missing" and info["reason"] == "no submission.csv was written"
     assert value == reward("paper", GradeReport("invalid"), 1.0) == 0.1
+
+
+class Writer(ToyExecutor):
+    """Write what a program names: nothing, something else than a table, or a file that is refused."""
+
+    def run(self, code, task, **options):
+        """Return the outcome of a word."""
+        found = {"malformed": b"id,value\n1,x\n"}.get(code.strip())
+        reason = {"link": "submission.csv is not a regular file", "nothing": "there is no submission.csv"}
+        return StepResult("ok", 0, "", "", found, reason=reason.get(code.strip(), ""))
+
+
+@pytest.mark.parametrize(
+    ("word", "grade", "reason", "answer"),
+    [
+        ("nothing", "missing", "no submission.csv was written", "There is no submission.csv."),
+        ("link", "invalid", "not a regular file", "no usable submission.csv"),
+        ("malformed", "invalid", "ids are missing", "submission.csv exists."),
+    ],
+)
+def test_a_missing_file_is_no_malformed_one(word, grade, reason, answer):
+    """Three mistakes, three words: in the feedback, in the answer to a question for the score, and in the grade."""
+    env = CodeEnv([toy_task()], Writer())
+    env.reset(seed=0)
+    assert answer in env.step(fenced(word))[0]
+    assert ("no submission.csv to score" in env.step("score")[0]) == (word == "nothing")
+    text, *_, info = env.step("submit")
+    assert info["grade"] == grade and reason in info["reason"] and info["submission"] == (word == "malformed")
+    assert ("no submission.csv was written" in text) == (word == "nothing")
+
+
+def test_the_opening_names_each_path():
+    """Once as it is read here, and once for those who know it from the description."""
+    text, _ = CodeEnv([toy_task()], ToyExecutor()).reset(seed=0)
+    assert all(f"data/{name}" in text for name in ("train.csv", "test.csv", "sample_submission.csv"))
+    assert "what the description calls train.csv is data/train.csv" in text
 
 
 def test_score_calls_are_limited_and_public():
@@ -151,6 +190,8 @@ def test_it_closes_what_it_made():
         {"reward": "applause"},
         {"episode_limit_s": math.nan},
         {"tasks": [toy_task()], "suite": "x"},
+        {"tasks": None, "executor": None, "suite": "mikro-1"},
+        {"tasks": None, "executor": None, "suite": "toy", "split": "exam"},
     ],
 )
 def test_bad_configurations_are_named(wrong):
@@ -292,3 +333,46 @@ def test_a_real_program_in_a_real_jail(tmp_path):
         assert np.isfinite(info["score"]) and info["format_share"] == 1.0
     finally:
         executor.close()
+
+
+def by_name(**options):
+    """Make the environment as a user does; the word for trusted code is for machines without jails."""
+    return gym.make(CODE_ENV, allow_unsafe=True, **options)
+
+
+def test_it_is_made_by_name_with_the_tasks_of_the_pipelines():
+    """Four training tasks of the released suite, their files in a folder that a program sees and that goes away."""
+    env = by_name(turns=2)
+    assert list(env.unwrapped.tasks) == [arena.name for arena in default_arenas()]
+    _, info = env.reset(seed=0)
+    root = env.unwrapped.tasks.root
+    text = env.step(fenced("import os\nprint(sorted(os.listdir('data')))"))[0]
+    assert "['description.md', 'sample_submission.csv', 'test.csv', 'train.csv']" in text
+    shown = {path.name: path.read_bytes() for path in (root / info["task"] / "public").iterdir()}
+    task = Release("micro-1").record(info["task"]).task()
+    assert {f"public/{name}": data for name, data in shown.items()} == {
+        name: data for name, data in task_files(task).items() if name != "task.json"
+    }
+    env.close()
+    env.close()
+    assert not root.parent.exists()
+
+
+def test_suites_go_by_name():
+    """The toys and a released suite, any split; nothing is rebuilt before it is drawn."""
+    env = by_name(suite="toy", split="val")
+    assert list(env.unwrapped.tasks) == [arena.name for arena in toy_arenas(4, seed=1)]
+    env.reset(seed=0)
+    assert "1\n" in env.step(fenced("print(1)"))[0]
+    env.close()
+    env = by_name(suite="micro-1", split="test")
+    assert len(env.unwrapped.tasks) == 104 and not list(env.unwrapped.tasks.root.iterdir())
+    env.close()
+
+
+def test_a_refused_environment_leaves_no_folder(tmp_path, monkeypatch):
+    """What was opened before the refusal is undone."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(ParameterError, match="folder of their own"):
+        CodeEnv(executor=ToyExecutor())
+    assert not list(tmp_path.iterdir())

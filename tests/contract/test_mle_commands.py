@@ -115,6 +115,22 @@ def test_suites_are_exported(suite, tmp_path, layout):
     assert f"{len(Suite(suite).ids())} tasks" in result.output
 
 
+@pytest.mark.parametrize("layout", ["mlebench", "mledojo"])
+def test_an_export_replaces_nothing_unless_it_is_told_to(suite, tmp_path, layout):
+    """A folder with content is refused and left as it was; with --force, what is not of the export stays."""
+    out = tmp_path / "out"
+    out.mkdir()
+    assert call("export", layout, suite, "--out", out).exit_code == 0
+    grader = next(path for path in out.rglob("*.py") if path.name in ("grade.py", "metric.py"))
+    written = grader.read_bytes()
+    grader.write_text("edited")
+    (out / "notes.txt").write_text("mine")
+    refused(call("export", layout, suite, "--out", out), "has content", "--force")
+    assert grader.read_text() == "edited"
+    assert call("export", layout, suite, "--out", out, "--force").exit_code == 0
+    assert grader.read_bytes() == written and (out / "notes.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -260,3 +276,44 @@ def test_a_service_that_never_answers_fails_the_command(suite, tmp_path):
     result = call("chat", *words)
     refused(result, "service-error", "127.0.0.1:9")
     assert len(path.read_text().splitlines()) == 1
+
+
+def test_dialogues_that_are_there_are_kept(suite, tmp_path):
+    """The same command adds what is missing and says what it kept; force replaces; another model is refused."""
+    from rl_oodkit.mle.dialogues import load_dialogues
+    from rl_oodkit.mle.stub_server import StubServer
+
+    path = tmp_path / "dialogues.jsonl"
+    with StubServer(lambda body: "submit") as server:
+        words = ("--base-url", server.base_url, "--suite", suite, "--split", "train", "--out", path, "--allow-unsafe")
+        first = call("chat", *words)
+        again = call("chat", *words, "--rollouts", 2)
+        assert first.exit_code == again.exit_code == 0, again.output
+        assert [line.count("kept: it is in dialogues.jsonl") for line in again.output.splitlines()] == [1, 0]
+        assert [d.rollout for d in load_dialogues(path)] == [0, 1] and len(server.requests) == 2
+        forced = call("chat", *words, "--rollouts", 2, "--force")
+        assert forced.exit_code == 0 and "kept" not in forced.output and len(server.requests) == 4
+        assert [d.rollout for d in load_dialogues(path)] == [0, 1]
+        refused(call("chat", *words, "--model", "other"), "was played by 'default', not by 'other'", "force")
+    assert load_dialogues(path)[0].info["grade"] == "missing"
+
+
+def test_dialogues_without_a_service_are_played_again(tmp_path):
+    """What ended because the service failed is replaced, not kept."""
+    from mle_text_toy import ToyExecutor, toy_task
+
+    from rl_oodkit.mle.code_env import CodeEnv
+    from rl_oodkit.mle.dialogues import load_dialogues
+    from rl_oodkit.mle.react import ChatPolicy, ReActRunner, run_group
+    from rl_oodkit.mle.stub_server import Reply, StubServer
+    from rl_oodkit.mle.transport import CallLimits
+
+    env, path = CodeEnv([toy_task()], ToyExecutor()), tmp_path / "a.jsonl"
+    quick = CallLimits(timeout_s=5.0, retries=0, backoff_s=0.0)
+    with StubServer(["submit", Reply(manner="html")]) as server:
+        run_group(ReActRunner(env, ChatPolicy(server.base_url, "m", limits=quick)), "t1", 2, path=path)
+    assert [d.status for d in load_dialogues(path)] == ["submitted", "service-error"]
+    with StubServer(["submit"]) as server:
+        run_group(ReActRunner(env, ChatPolicy(server.base_url, "m", limits=quick)), "t1", 2, path=path)
+        assert len(server.requests) == 1
+    assert [(d.rollout, d.status) for d in load_dialogues(path)] == [(0, "submitted"), (1, "submitted")]

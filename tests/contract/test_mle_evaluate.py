@@ -144,16 +144,15 @@ def test_controls_are_ordered_as_they_must_be(arenas, shop):
     assert mean["portfolio"] >= 0.9 and mean["uniform"] < mean["portfolio"]
 
 
-@given(st.lists(st.floats(-1, 1), min_size=1, max_size=10))
-@settings(max_examples=40, deadline=None)
-def test_the_sign_flip_test_is_exact(differences):
-    """It agrees with brute force, and forgets scale and direction."""
-    d = np.array(differences)
-    signs = np.array(np.meshgrid(*[[-1, 1]] * len(d))).reshape(len(d), -1).T
-    sums = np.abs((signs * d).sum(axis=1))
-    expected = (sums >= abs(d.sum()) - 1e-9).mean()
-    assert sign_flip_test(d) == pytest.approx(expected, abs=2e-2 if np.abs(d).max() < 1e-6 else 1e-12)
-    assert sign_flip_test(-d) == sign_flip_test(d)
+@given(st.lists(st.integers(-1000, 1000), min_size=1, max_size=10), st.sampled_from([1e-9, 1e-3, 1.0, 1e6]))
+@settings(max_examples=60, deadline=None)
+def test_the_sign_flip_test_is_exact(differences, scale):
+    """It agrees with brute force in whole numbers, and forgets scale and direction."""
+    whole = np.array(differences)
+    signs = np.array(np.meshgrid(*[[-1, 1]] * len(whole))).reshape(len(whole), -1).T
+    expected = (np.abs((signs * whole).sum(axis=1)) >= abs(whole.sum())).mean()
+    assert sign_flip_test(scale * whole) == pytest.approx(expected, abs=1e-12)
+    assert sign_flip_test(-scale * whole) == sign_flip_test(scale * whole)
 
 
 def test_the_sign_flip_test_agrees_with_scipy():

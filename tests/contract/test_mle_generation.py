@@ -14,13 +14,14 @@ from rl_oodkit.core.errors import ParameterError, StoreError, UnknownIdError
 from rl_oodkit.core.executors import SerialExecutor
 from rl_oodkit.core.results import RunStore
 from rl_oodkit.core.spec import to_json
+from rl_oodkit.mle.build import board_of, measured, predicted_at
 from rl_oodkit.mle.chat_client import ChatClient
 from rl_oodkit.mle.dna import DOMAINS, Clock, Missing, RuleDNA, TaskDNA
 from rl_oodkit.mle.llm_roles import FormRole, forms, llm_roles
 from rl_oodkit.mle.medals import Thresholds
 from rl_oodkit.mle.messages import RoleLog, RoleMessage, log_line, refuse
 from rl_oodkit.mle.orchestrator import default_roles, generate, make_task, walk
-from rl_oodkit.mle.release import Release, ReleaseSpec, assembled, digest_of, make_release
+from rl_oodkit.mle.release import Release, ReleaseSpec, assembled, digest_of, groups_of, make_release, make_units
 from rl_oodkit.mle.roles import GenerationContext, Strategist, repaired_dna
 from rl_oodkit.mle.stub_server import LIES, Reply, StubServer
 from rl_oodkit.mle.tables import tables
@@ -109,6 +110,42 @@ def test_three_processes_make_the_same_answers_boards_and_ladders():
     assert first == second == third
     for part in ("train.csv", "answers target", "answers part", "board", "ladder", "solved 0"):
         assert f"task tabular {part}" in first
+
+
+@pytest.mark.parametrize("name", ["tff4da120e4f2", "t94fed6b0254a"])
+def test_a_released_task_is_made_again(name):
+    """From its seed alone, by the rules of its suite: the same record, files, scores and ladder."""
+    suite = Release("micro-1")
+    row = next(r for r in suite.candidates.to_dict("records") if r["task"] == name and r["chosen"])
+    unit = next(
+        u for g in groups_of(suite.spec) for u in g.units if all(u.params[k] == row[k] for k in ("split", "index"))
+    )
+    saved = {}
+    make_units({}, [unit], lambda spec, frame, arrays: saved.update(row=frame.iloc[0], board=arrays))
+    assert all(saved["row"][k] == row[k] for k in ("task", "dna", "digest", "cell", "attempts"))
+    board = suite.record(name).board
+    for part in ("public", "private"):
+        np.testing.assert_allclose(saved["board"][part], board[part], rtol=1e-9)
+    for fields in ("thresholds", "oracle"):
+        made, kept = json.loads(saved["row"][fields]), json.loads(row[fields])
+        numbers = [name for name, value in kept.items() if isinstance(value, float)]
+        np.testing.assert_allclose([made[n] for n in numbers], [kept[n] for n in numbers], rtol=1e-9)
+        assert made.keys() == kept.keys() and len(numbers) >= 5
+
+
+def test_the_oldest_suite_keeps_its_rules():
+    """Its units are those it was made from; every later suite asks the side tables."""
+    assert all("sides" not in u.params for g in groups_of(ReleaseSpec()) for u in g.units)
+    assert all(u.params["sides"] for g in groups_of(ReleaseSpec("later", sizes={"train": 2})) for u in g.units)
+
+
+def test_kept_predictions_are_those_of_a_second_run():
+    """So the gates ask the same with and without them."""
+    built, kept = tables(TaskDNA("text", n_train=60)), {}
+    draft = measured(built, board_of(built, 12, kept=kept), preset="mlebench", top=0.9, predictions=kept)
+    for level in (draft.thresholds.gold, draft.thresholds.median):
+        again = predicted_at(replace(draft, predictions={}), level)
+        assert predicted_at(draft, level).tobytes() == again.tobytes() and len(kept) == 12
 
 
 def test_the_chain_is_bounded():

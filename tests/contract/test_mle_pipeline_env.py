@@ -118,6 +118,25 @@ def test_time_outs_truncate_and_mask(arenas):
     assert observation["feedback"][FEEDBACK.index("timed_out")] == 1 and shop.executed == 2
 
 
+def test_a_failure_is_told_with_its_reason(arenas, shop):
+    """In words, when the attempt ends and once more at the end of the episode, alone and in a vector."""
+    failing, good = indices_of(Pipeline("tfidf-word")), indices_of(GOOD)
+    env, envs = PipelineEnv(arenas, workshop=shop), PipelineVectorEnv(arenas, num_envs=2, workshop=shop)
+    env.reset(seed=0, options={"task": arenas[1].name})
+    envs.reset(seed=0, options={"task": arenas[1].name})
+    for token, other in zip(failing, good):
+        *_, info = env.step(token)
+        *_, infos = envs.step(np.array([token, other]))
+    assert info["status"] == "error" and "KeyError" in info["reason"] and info["pipeline"].startswith("tfidf-word")
+    assert infos["status"].tolist() == ["error", "ok"] and infos["reason"].tolist() == [info["reason"], ""]
+    *_, terminated, _, last = env.step(width())
+    *_, infos = envs.step(np.array([width(), width()]))
+    assert terminated and last["tier"] == 0 and (last["status"], last["reason"]) == ("error", info["reason"])
+    assert infos["reason"].tolist() == [info["reason"], ""] and infos["_reason"].all()
+    for key in ("status", "reason", "action_mask", "normalised", "mask"):
+        assert f"{key}" in PipelineEnv.__doc__
+
+
 def test_seeds_decide_on_tasks(arenas, shop):
     """Equal seeds give equal episodes, and all tasks occur."""
     env = PipelineEnv(arenas, workshop=shop)

@@ -20,7 +20,7 @@ from rl_oodkit.mle.options import SLOTS, options
 from rl_oodkit.mle.pipeline import Pipeline, canonical, run_pipeline, same_outcome
 from rl_oodkit.mle.practitioner import population
 from rl_oodkit.mle.reader import read_submission
-from rl_oodkit.mle.references import AnswerScorer, ceiling, fit_board
+from rl_oodkit.mle.references import AnswerScorer, ceiling, fit_board, run_in_turn
 from rl_oodkit.mle.tables import tables
 from rl_oodkit.mle.toys import toy_task
 
@@ -257,3 +257,12 @@ def test_meta_alone_decides_the_canonical_form():
     assert canonical(
         Pipeline("fft", "knn", "none", "one-hot", "quantile", model="et", calibration="sigmoid"), meta
     ) == (Pipeline("fft", model="et"))
+
+
+@pytest.mark.parametrize("modality", ["tabular", "text", "image", "multitable"])
+def test_a_crowd_in_turn_predicts_what_each_predicts_alone(modality):
+    """To the last bit: tables are shared, and no step changes one."""
+    task = toy_task(modality)
+    crowd = population(task.meta, 12)
+    for pipeline, together in zip(crowd, run_in_turn([(task, p) for p in crowd]), strict=True):
+        assert same_outcome(together, run_pipeline(pipeline, task)), str(pipeline)

@@ -32,7 +32,7 @@ def test_the_whole_path_ends_with_a_medal(tmp_path):
     task = small_task(tmp_path)
     script = [LOOK, WRONG, FIT, Reply("score", logprobs=(("score", -0.25),), usage=(900, 1)), "submit"]
     with ColdSubprocess(tmp_path) as executor, StubServer(script) as server:
-        env = CodeEnv([task], executor, allow_unsafe=True)
+        env = CodeEnv([task], executor, allow_unsafe=True, time_limit_s=60.0)  # no clock on a busy machine
         (dialogue,) = run_group(
             ReActRunner(env, ChatPolicy(server.base_url, "stub")), "t-small", 1, path=tmp_path / "a"
         )

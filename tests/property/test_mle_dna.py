@@ -50,6 +50,7 @@ def records(draw):
         shift=Shift(draw(st.sampled_from(genes.SHIFTS)), 2 * draw(reals)),
         time=Clock(draw(st.booleans()), draw(st.sampled_from([0.0, 0.5]))),
         domain=draw(st.sampled_from(genes.DOMAINS)),
+        seed_name=draw(st.sampled_from(["", "iris", "real-iris", "real-digits", "real-moons"])),
         seed=draw(st.integers(0, 2**31 - 1)),
     )
 
@@ -154,7 +155,7 @@ def test_every_law_can_be_broken_and_mended():
             target=str(rng.choice(genes.TARGETS)),
             metric=str(rng.choice(["auc", "rmse", "rmsle", "qwk"])),
             n_train=int(rng.integers(50, 120)),
-            k_latent=int(rng.integers(1, 5)),
+            k_latent=int(rng.integers(1, 6)),
             n_classes=int(rng.integers(2, 13)),
             rule=RuleDNA(str(rng.choice(["linear", "mixture", "unknown"]))),
             prior=() if rng.random() < 0.5 else (0.95, 0.05),
@@ -168,6 +169,7 @@ def test_every_law_can_be_broken_and_mended():
             trap=str(rng.choice(genes.TRAPS)),
             shift=Shift(str(rng.choice(genes.SHIFTS)), float(rng.choice([0, 1]))),
             time=Clock(bool(rng.random() < 0.5), float(rng.choice([0, 1]))),
+            seed_name=("", "real-iris", "real-wine", "real-moons")[int(rng.integers(4))],
         )
         for law in LAWS:
             if law.name not in broken and law.broken(dna):
