@@ -13,7 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
-from .core.errors import DamagedFileError, ParameterError, RunInterrupted, StoreError, UnknownIdError
+from rl_oodkit.core.errors import (
+    DamagedFileError,
+    EmptySplitError,
+    ParameterError,
+    RunInterrupted,
+    StoreError,
+    UnknownIdError,
+)
 
 # %% ../nbs/cli_tasks.ipynb #words
 def _words(text: str) -> list[str]:
@@ -296,13 +303,27 @@ def _grade(
 # %% ../nbs/cli_tasks.ipynb #check-room
 def _check_room(folder: Path, out: Path, force: bool) -> None:
     """Raise unless a suite may be exported to a place."""
-    if folder.resolve() in (out.resolve(), *out.resolve().parents):
-        raise ParameterError("a suite cannot be exported into itself", where=str(out), instead="Give another folder.")
+    above = (out.resolve(), *out.resolve().parents)
+    if folder.resolve() in above or any((p / "manifest.json").exists() and (p / "tasks").is_dir() for p in above):
+        what = "a suite cannot be exported into itself, or into another one"
+        raise ParameterError(what, where=str(out), instead="Give another folder.")
+    if out.exists() and not out.is_dir():
+        raise StoreError("a file is in the place of the export", where=str(out), instead="Give another folder.")
     if out.is_dir() and any(out.iterdir()) and not force:
         instead = "Give another folder, or replace files of the same name with --force."
         raise StoreError("the folder of the export has content", where=str(out), instead=instead)
 
 # %% ../nbs/cli_tasks.ipynb #export
+def _exported(suite: Any, split: str) -> list[str]:
+    """List the tasks to export, after checking all of their files, so that no half of an export is written."""
+    if not (names := suite.ids(split or None)):
+        what = f"split {split} has no task" if split else "the suite has no task"
+        raise EmptySplitError(what, where=str(suite.root), instead="Choose another split, or make tasks with mle gen.")
+    for name in names:
+        suite.check(name)
+    return names
+
+
 def _export(
     layout: Annotated[str, typer.Argument(help="mlebench or mledojo.")],
     folder: Annotated[Path, typer.Argument(help="Folder of the suite.")],
@@ -319,9 +340,10 @@ def _export(
         raise UnknownIdError(f"there is no layout {layout!r}", instead=f"Layouts are {', '.join(layouts)}.")
     suite = Suite(folder)
     _check_room(folder, out, force)
-    for name in suite.ids(split or None):
+    names = _exported(suite, split)
+    for name in names:
         layouts[layout](suite.public(name), suite.judge(name), out)
-    typer.echo(f"{len(suite.ids(split or None))} tasks in {out}")
+    typer.echo(f"{len(names)} tasks in {out}")
 
 # %% ../nbs/cli_tasks.ipynb #table
 TASK_COMMANDS = (

@@ -363,6 +363,7 @@ def _normal_scores(x: np.ndarray, quantiles: np.ndarray, references: np.ndarray)
     ends = ndtri([_EDGE - np.spacing(1), 1 - (_EDGE - np.spacing(1))])
     scores = np.empty_like(levels)
     np.clip(ndtri(levels) + 0.0, *ends, out=scores)
+    np.copyto(scores, x, where=np.isnan(x))  # a table of one row would give an empty cell the score of the full one
     return scores
 
 # %% ../../nbs/mle/41c_cleaning.ipynb #quantile

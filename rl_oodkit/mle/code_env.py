@@ -74,6 +74,8 @@ class _Rebuilt(Mapping[str, HasFaces]):
     def __getitem__(self, name: str) -> HasFaces:
         if name not in self._kept:
             task = self._makers[name]()
+            if not self.root.is_dir():
+                raise ParameterError("the environment is closed", where="CodeEnv", instead="Make another one.")
             _show_files(task.public, self.root)
             self._kept[name] = task
         return self._kept[name]
@@ -114,21 +116,30 @@ def _source(tasks: Any, suite: str | Path | None, split: str, opened: ExitStack)
     """Return a map from names to tasks, or raise."""
     if tasks is not None and suite is not None:
         raise ParameterError("both tasks and suite are given", where="CodeEnv", instead="Pass one of them.")
-    if isinstance(tasks, Mapping):
-        found = tasks
-    elif tasks is not None:
-        found = {task.public.name: task for task in tasks}
-    else:
+    if tasks is None:
         found = _named(suite, split, opened)
+    else:
+        found = tasks if isinstance(tasks, Mapping) else _by_name(tasks)
     if not found:
         raise ParameterError("there are no tasks", where="CodeEnv", instead="Pass at least one, or another split.")
     return found
+
+
+def _by_name(tasks: Iterable[HasFaces]) -> dict[str, HasFaces]:
+    """Return tasks by their names, or raise if there is something else among them."""
+    try:
+        return {task.public.name: task for task in tasks}
+    except (TypeError, AttributeError):
+        advice = "Pass objects with public and judge; the name of a suite is passed as suite."
+        raise ParameterError(f"the tasks are {shown(tasks)}", where="CodeEnv", instead=advice) from None
 
 
 def _named(suite: str | Path | None, split: str, opened: ExitStack) -> Mapping[str, HasFaces]:
     """Return the tasks of a folder, of a released suite, the toys, or the four of the default."""
     if suite is None:
         return _Rebuilt(_released("micro-1", split, 4), opened)
+    if not isinstance(suite, str | Path):
+        raise ParameterError(f"the suite is {shown(suite)}", where="CodeEnv", instead="Pass a name or a folder.")
     if suite == "toy":
         return _Rebuilt(_toys(split), opened)
     if Path(suite).exists() and not (Path(suite) / "release.json").is_file():
@@ -143,9 +154,12 @@ def _runner(executor: Any, tasks: Mapping[str, HasFaces], allow_unsafe: bool, op
     if isinstance(tasks, _Rebuilt):
         what = "tasks by name are shown in a folder of their own, which an executor that was passed does not know"
         raise ParameterError(what, where="CodeEnv", instead="Leave executor out, or pass tasks or a folder.")
-    if isinstance(executor, type) or not hasattr(executor, "run"):
+    if callable(executor) and (isinstance(executor, type) or not hasattr(executor, "run")):
         executor = executor()
-        opened.callback(executor.close)
+        opened.callback(getattr(executor, "close", lambda: None))
+    if not hasattr(executor, "run"):
+        advice = "Pass make_code_executor('warm', public_root)."
+        raise ParameterError(f"the executor is {shown(executor)}", where="CodeEnv", instead=advice)
     return runner_of(executor)
 
 
@@ -177,6 +191,14 @@ def _rules(rules: dict[str, Any]) -> CodeRules:
         known = ", ".join(CodeRules.__dataclass_fields__)
         raise ParameterError(f"there is no rule {shown(unknown[0])}", where="CodeEnv", instead=f"Rules are {known}.")
     return CodeRules(**rules)
+
+
+def _asked(options: Any) -> str | None:
+    """Return the task that the options of a reset name, if any."""
+    known = {} if options is None else options
+    if not isinstance(known, Mapping) or set(known) - {"task"}:
+        raise ParameterError(f"the options are {shown(options)}", where="reset", instead="Options are: task.")
+    return known.get("task")
 
 
 def _draw(tasks: Mapping[str, HasFaces], rng: np.random.Generator, name: str | None) -> HasFaces:
@@ -275,6 +297,7 @@ class CodeEnv(gym.Env[str, str]):
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
+    closed = False
 
     def __init__(
         self,
@@ -300,8 +323,10 @@ class CodeEnv(gym.Env[str, str]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin an episode on a task that is drawn, or named as `options["task"]`."""
+        if self.closed:
+            raise ParameterError("the environment is closed", where="CodeEnv", instead="Make another one.")
         super().reset(seed=seed)
-        task = _draw(self.tasks, self.np_random, (options or {}).get("task"))
+        task = _draw(self.tasks, self.np_random, _asked(options))
         self.episode = CodeEpisode(task, self.runner, self.rules)
         text = visible(opening(task.public, self.rules), self.observation_space.max_length)
         self._said = [text]
@@ -313,7 +338,9 @@ class CodeEnv(gym.Env[str, str]):
             from rl_oodkit.envs.core import NotResetError
 
             raise NotResetError("the episode is over, or has not begun", where="CodeEnv", instead="Call reset.")
-        text = visible(self.episode.act(str(action)), self.observation_space.max_length)
+        if not isinstance(action, str):
+            raise ParameterError(f"the action is {shown(action)}", where="CodeEnv", instead="Give a text.")
+        text = visible(self.episode.act(action), self.observation_space.max_length)
         self._said += [f"> {action}", text]
         return text, *_outcome(self.episode)
 
@@ -322,7 +349,8 @@ class CodeEnv(gym.Env[str, str]):
         return "\n".join(self._said) if self.render_mode == "ansi" else None
 
     def close(self) -> None:
-        """Close the executor and remove the folder, if this environment made them."""
+        """Close the executor and remove the folder, if this environment made them; nothing can be done afterwards."""
+        self.closed, self.episode = True, None
         self._opened.close()
 
 # %% ../../nbs/mle/76_code_env.ipynb #register-code-env

@@ -18,7 +18,8 @@ from functools import cache
 from pathlib import Path
 
 from ..core.errors import ParameterError, SandboxUnavailableError
-from .execution import Executor, Limits, Pipes, StepResult, drain, outcome, read_regular, task_folder
+from .execution import Executor, Limits, StepResult, outcome, read_regular, task_folder
+from .pipes import Pipes, drain
 
 # %% ../../nbs/mle/50a_cold.ipynb #boot
 _BOOT = """

@@ -13,7 +13,7 @@ from typing import Any
 from ..core.errors import ParameterError, UnknownIdError
 from ..core.registry import entry
 from .dna import RuleDNA, TaskDNA, Clock
-from .real_rows import REAL_TABLES, real_table
+from .real_rows import REAL_PREFIX, REAL_SEEDS, REAL_TABLES, real_table
 from rl_oodkit.mle.laws import (
     METRICS_OF,
     SHOWN_IN,
@@ -171,7 +171,9 @@ _ORIGIN_LAWS = (
     Law(
         "real rows are tables",
         "seed_name",
-        lambda dna: bool(real_table(dna)) and (dna.modality != "tabular" or real_table(dna) not in REAL_TABLES),
+        lambda dna: (
+            dna.seed_name.startswith(REAL_PREFIX) and (dna.modality != "tabular" or dna.seed_name not in REAL_SEEDS)
+        ),
         "real rows are shown as a table, and only bundled tables have any",
         _own_latents,
     ),

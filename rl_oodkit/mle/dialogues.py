@@ -230,7 +230,7 @@ def append_dialogue(path: str | Path, dialogue: Dialogue) -> None:
     Parameters
     ----------
     path : path
-        Made if it does not exist.
+        Made if it does not exist, with the folders above it.
     dialogue : Dialogue
         One trajectory.
 
@@ -247,6 +247,7 @@ def append_dialogue(path: str | Path, dialogue: Dialogue) -> None:
     1
     """
     try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         with Path(path).open("ab") as file:
             file.write(_line(dialogue))
             file.flush()

@@ -181,7 +181,7 @@ class PipelineEnv(gym.Env[dict[str, Any], Any]):
     Parameters
     ----------
     tasks : sequence of Arena, optional
-        Tasks to draw from; four small ones by default.
+        Tasks to draw from; the first four training tasks of `micro-1` by default.
     reward : str
         Preset, one of `reward_ids()`.
     turns : int

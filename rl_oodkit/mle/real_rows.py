@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from ..core.errors import ShapeError, UnknownIdError
+from ..core.errors import ParameterError, ShapeError, UnknownIdError, check_array, check_integer
 from ..core.seeds import stream
 from .dna import TaskDNA
 
@@ -36,11 +36,18 @@ def real_table(dna: TaskDNA) -> str:
     str
         Empty if its latents are drawn from a normal law.
 
+    Raises
+    ------
+    ParameterError
+        If it is no task.
+
     Examples
     --------
     >>> real_table(TaskDNA(seed_name="real-wine")), real_table(TaskDNA(seed_name="wine"))
     ('wine', '')
     """
+    if not isinstance(dna, TaskDNA):
+        raise ParameterError(f"{type(dna).__name__} is not a TaskDNA", instead="See seed_dna('real-wine').")
     return dna.seed_name.removeprefix(REAL_PREFIX) if dna.seed_name.startswith(REAL_PREFIX) else ""
 
 # %% ../../nbs/mle/00b_real_rows.ipynb #real-table-record
@@ -60,8 +67,8 @@ class RealTable:
 
     def columns(self, u: np.ndarray) -> np.ndarray:
         """Return the standardised columns, shape (p, n), that components of shape (p, n) stand for."""
-        if u.ndim != 2 or len(u) != len(self.axes):
-            raise ShapeError(f"components have shape {u.shape}", instead=f"The table has {len(self.axes)} columns.")
+        if np.ndim(u) != 2 or len(u) != len(self.axes):
+            raise ShapeError(f"components have shape {np.shape(u)}", instead=f"The table has {len(self.axes)} columns.")
         return self.axes @ u
 
 # %% ../../nbs/mle/00b_real_rows.ipynb #load-table
@@ -130,6 +137,8 @@ def source_rows(dna: TaskDNA, part: str) -> np.ndarray:
     ------
     UnknownIdError
         If the task's table is unknown.
+    ParameterError
+        If there is no such part.
 
     Examples
     --------
@@ -137,6 +146,9 @@ def source_rows(dna: TaskDNA, part: str) -> np.ndarray:
     >>> bool(set(source_rows(dna, "train").tolist()) & set(source_rows(dna, "private").tolist()))
     False
     """
+    if part not in ("train", "public", "private", "fresh"):
+        what = f"there is no part {part!r:.40}"
+        raise ParameterError(what, where="real rows", instead="Parts are train, public, private and fresh.")
     count = load_table(real_table(dna)).u.shape[1]
     order = stream(dna.seed, "real rows", real_table(dna), "split").permutation(count)
     return order[count // 2 :] if part in ("public", "private") else order[: count // 2]
@@ -161,6 +173,11 @@ def smoothed_rows(u: np.ndarray, choose: np.random.Generator, move: np.random.Ge
     -------
     float64 array of shape (p, n)
 
+    Raises
+    ------
+    ShapeError
+        If there is no row to choose from.
+
     References
     ----------
     Silverman and Young (1987), The bootstrap: to smooth or not to smooth?, Biometrika 74, section 2.
@@ -171,11 +188,21 @@ def smoothed_rows(u: np.ndarray, choose: np.random.Generator, move: np.random.Ge
     >>> smoothed_rows(np.eye(3), rng, rng, 5).shape
     (3, 5)
     """
-    chosen = choose.integers(u.shape[1], size=n)
-    step = move.standard_normal((n, len(u))).T
-    return (u[:, chosen] + PERTURBATION * step) / np.sqrt(1 + PERTURBATION**2)
+    u = check_array(u, "rows", ndim=2)
+    if not u.shape[1]:
+        raise ShapeError("there are no rows to choose from", where="smoothed_rows", instead="Give one or more.")
+    return _moved(u[:, choose.integers(u.shape[1], size=n)], move)
+
+
+def _moved(rows: np.ndarray, move: np.random.Generator) -> np.ndarray:
+    """Move each of the rows (p, n) by a step of its own, and shrink."""
+    step = move.standard_normal(rows.shape[::-1]).T
+    return (rows + PERTURBATION * step) / np.sqrt(1 + PERTURBATION**2)
 
 # %% ../../nbs/mle/00b_real_rows.ipynb #real-rows
+_MOST = 10_000_000  # rows at a time
+
+
 def real_rows(dna: TaskDNA, n: int, part: str, index: int = 0) -> np.ndarray:
     """Draw rows of a task's table in whitened components.
 
@@ -199,12 +226,15 @@ def real_rows(dna: TaskDNA, n: int, part: str, index: int = 0) -> np.ndarray:
     ------
     UnknownIdError
         If the task's table is unknown.
+    ParameterError
+        If there is no such part, or a number is out of range.
 
     Examples
     --------
     >>> real_rows(TaskDNA(seed_name="real-iris"), 7, "train").shape
     (4, 7)
     """
+    n, index = check_integer(n, "n", 0, _MOST), check_integer(index, "index", 0)
     name = real_table(dna)
     u = load_table(name).u[:, source_rows(dna, part)]
     choose, move = (stream(dna.seed, "real rows", name, part, index, what) for what in ("choose", "move"))
@@ -212,7 +242,7 @@ def real_rows(dna: TaskDNA, n: int, part: str, index: int = 0) -> np.ndarray:
 
 # %% ../../nbs/mle/00b_real_rows.ipynb #law-draws
 def law_draws(name: str, k: int, n: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw latents from the law of a whole table.
+    """Draw latents from the law of a whole table, each of its rows equally often, up to one.
 
     Parameters
     ----------
@@ -235,13 +265,21 @@ def law_draws(name: str, k: int, n: int, rng: np.random.Generator) -> np.ndarray
         If there is no such table.
     ShapeError
         If the table has fewer columns than latents are asked for.
+    ParameterError
+        If a number is out of range.
+
+    References
+    ----------
+    Davison, Hinkley and Schechtman (1986), Efficient bootstrap simulation, Biometrika 73.
 
     Examples
     --------
     >>> law_draws("iris", 3, 10, np.random.default_rng(0)).shape
     (3, 10)
     """
-    u = load_table(name).u
+    u, k, n = load_table(name).u, check_integer(k, "k", 1), check_integer(n, "n", 0, _MOST)
     if k > len(u):
         raise ShapeError(f"{k} latents are asked of {name!r}", instead=f"The table has {len(u)} columns.")
-    return smoothed_rows(u, rng, rng, n)[:k]
+    count = u.shape[1]
+    dealt = np.concatenate([rng.permutation(count) for _ in range(n // count + 1)])[:n]
+    return _moved(u[:, dealt], rng)[:k]

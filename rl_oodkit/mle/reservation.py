@@ -14,7 +14,7 @@ import tempfile
 from dataclasses import dataclass
 from typing import BinaryIO, Self
 
-from ..core.errors import SandboxUnavailableError, check_integer
+from ..core.errors import ParameterError, SandboxUnavailableError, check_integer
 
 # %% ../../nbs/mle/55b_reservation.ipynb #first-numbers
 REACH = 512
@@ -71,6 +71,8 @@ def open_register(places: tuple[str, ...] = PLACES) -> BinaryIO:
     ------
     SandboxUnavailableError
         If no folder gives a file of ours.
+    ParameterError
+        If the folders are one text, which would be taken for its letters.
 
     Examples
     --------
@@ -79,6 +81,8 @@ def open_register(places: tuple[str, ...] = PLACES) -> BinaryIO:
     ...
     rl_oodkit.core.errors.SandboxUnavailableError: no file for reservations: ... /no/such/folder/rl-oodkit-users...
     """
+    if isinstance(places, (str, bytes)):
+        raise ParameterError(f"the places are {places!r:.60}", where="places", instead="Give a tuple of folders.")
     reason = "no place"
     for place in places:
         try:
@@ -120,6 +124,8 @@ def claim(register: BinaryIO, first: int, count: int) -> bool:
     ------
     SandboxUnavailableError
         If the file system knows no such locks.
+    ParameterError
+        If a number is out of range; a length of 0 would mean all numbers there are.
 
     Examples
     --------
@@ -127,6 +133,8 @@ def claim(register: BinaryIO, first: int, count: int) -> bool:
     ...     claim(one, 5000, 3), claim(two, 5002, 1), claim(two, 5003, 1)
     (True, False, True)
     """
+    first = check_integer(first, "first", minimum=0, maximum=2**31 - 1)
+    count = check_integer(count, "count", minimum=1, maximum=2**31 - 1)
     request = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, first, count, 0)
     try:
         fcntl.fcntl(register, fcntl.F_OFD_SETLK, request)

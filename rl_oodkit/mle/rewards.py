@@ -82,7 +82,7 @@ def reward_parts(preset: str, report: GradeReport, format_share: float = 1.0) ->
     {'format': 0.05, 'gold': 0.9}
     """
     share = check_real(format_share, "format_share", low=0.0, high=1.0)
-    parts: dict[str, Any] = get("reward", preset.replace("_", "-"))(report)
+    parts: dict[str, Any] = get("reward", str(preset).replace("_", "-"))(report)
     if not all(np.isfinite(v) for v in parts.values()):
         raise ParameterError("a part of the reward is not a finite number", where=preset)
     return {"format": 0.1 * share, **{name: float(v) for name, v in parts.items()}}

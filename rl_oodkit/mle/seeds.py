@@ -231,7 +231,7 @@ def extract(
     ShapeError
         If the arrays do not fit each other or are too small.
     ParameterError
-        If a name is unknown.
+        If a name is unknown, or stands for the rows of a bundled table.
 
     Examples
     --------
@@ -240,6 +240,8 @@ def extract(
     >>> extract(X, (X[:, 0] > 0).astype(int)).target
     'binary'
     """
+    if str(name).startswith(REAL_PREFIX):
+        raise ParameterError(f"{name!r:.60} stands for bundled rows", where="extract", instead="Choose another name.")
     y = np.asarray(y)
     target = target or _guessed(y)
     if target not in METRICS_OF:

@@ -21,10 +21,11 @@ from typing import Any
 
 from ..core.errors import ParameterError, SandboxUnavailableError
 from ..core.spec import to_json
-from .execution import Executor, Limits, Pipes, StepResult, drain, outcome, read_regular, task_folder
+from .execution import Executor, Limits, StepResult, outcome, read_regular, task_folder
+from .pipes import Pipes, drain
 from .jail import ENVIRONMENT, JailConfig, refusal, unreadable
 from .reservation import Reservation, first_numbers, reserve
-from .seccomp import DENIED
+from .seccomp import DENIED, instructions
 from .selftest import canary, open_doors, self_test
 from .zygote import server_command
 
@@ -147,7 +148,10 @@ class _Line:
         """Start the server, and return why it is not ready."""
         self.control, end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with end:
-            self.process = _spawn(self.config, self.python, (end.fileno(), *self.lent))
+            try:
+                self.process = _spawn(self.config, self.python, (end.fileno(), *self.lent))
+            except OSError as error:
+                return f"the server did not start: {error.strerror}: {self.python}"
         return _first_words(self.control)
 
     def close(self) -> None:
@@ -308,6 +312,17 @@ def _check_place(root: Path, given: Path | str) -> None:
         raise SandboxUnavailableError(reason, where="isolation level 2", instead=instead)
 
 
+def _check_shown(denied: Any, folders: Any) -> None:
+    """Raise unless the calls to refuse are known, and the further folders are there."""
+    for name, given in (("denied", denied), ("folders", folders)):
+        if not isinstance(given, (tuple, list)) or not all(isinstance(item, str) for item in given):
+            raise ParameterError(f"{name} is {given!r:.60}", where="WarmForkServer", instead="Give a tuple of texts.")
+    instructions(denied)
+    for folder in folders:
+        if not (os.path.isabs(folder) and os.path.isdir(folder)):
+            raise ParameterError(f"there is no folder {folder!r:.60}", where="folders", instead="Give absolute paths.")
+
+
 def _check_readable(folder: Path) -> None:
     """Raise if steps, whose user nobody knows, could not read a task."""
     if closed := next(unreadable(str(folder), ("",)), None):
@@ -340,7 +355,7 @@ class WarmForkServer(_Pool):
     SandboxUnavailableError
         If this machine or user cannot isolate, or no user numbers are free, with the reason.
     ParameterError
-        If a number is out of range.
+        If a number is out of range, a system call is unknown, or a folder is not there.
 
     Examples
     --------
@@ -362,13 +377,14 @@ class WarmForkServer(_Pool):
         folders: tuple[str, ...] = (),
     ) -> None:
         first_numbers(first_uid, slots)
+        _check_shown(denied, folders)
         super().__init__(public_root, limits)
         _check_place(self.public_root, public_root)
         self._readable, self.reservation = set(), reserve(first_uid, slots)
         shown = self.limits, tuple(denied), tuple(folders)
         for uid in self.reservation.uids:
             config, lent = JailConfig(str(self.public_root), uid, *shown), self.reservation.register.fileno()
-            self.slots.append(Slot(config, python or sys.executable, (lent,)))
+            self.slots.append(Slot(config, str(python or sys.executable), (lent,)))
         _start_all(self)
 
     def run(

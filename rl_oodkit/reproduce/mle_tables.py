@@ -291,6 +291,10 @@ def family_table(
     return pd.DataFrame(table)
 
 # %% ../../nbs/reproduce/31_mle_tables.ipynb #price-table
+_PRICE_COLUMNS = ["kind", "trainings", "priced", "executions", "execution_minutes", "learning_minutes", "minutes"]
+_PRICE_COLUMNS += ["most_minutes", "best_examination"]
+
+
 def price_table(trainings: pd.DataFrame) -> pd.DataFrame:
     """Return what trainings of every kind cost.
 
@@ -321,7 +325,7 @@ def price_table(trainings: pd.DataFrame) -> pd.DataFrame:
         row |= {"learning_minutes": known["learning_seconds"].mean() / 60}
         best = part.groupby("key")["validation"].max().mean()
         table.append(row | {"minutes": minutes.mean(), "most_minutes": minutes.max(), "best_examination": best})
-    return pd.DataFrame(table)
+    return pd.DataFrame(table, columns=_PRICE_COLUMNS)
 
 # %% ../../nbs/reproduce/31_mle_tables.ipynb #curve-table
 def curve_table(trainings: pd.DataFrame, value: str = "validation") -> pd.DataFrame:

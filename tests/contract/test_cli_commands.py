@@ -174,7 +174,8 @@ def test_environments_are_listed_whatever_table_they_are_in(shell):
 
     code, out, _ = shell("list", "env")
     ids = [line.split()[0] for line in out.splitlines()]
-    assert code == 0 and ids == sorted(ids) and set(ids) == {*CERTIFIED, *ELSEWHERE, "lunarlander"}
+    own = {name for name in ids if not name.startswith("tests/")}  # other tests may have registered one of theirs
+    assert code == 0 and ids == sorted(ids) and own == {*CERTIFIED, *ELSEWHERE, "lunarlander"}
     assert "suite=None" in out and "turns=2" in out
 
 

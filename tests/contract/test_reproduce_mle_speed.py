@@ -5,9 +5,11 @@ import os
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import t as student
 
-from rl_oodkit.core.errors import ParameterError
+from rl_oodkit.core.errors import ParameterError, UnknownIdError
 from rl_oodkit.core.runs import RunStore
 from rl_oodkit.core.store import save_frame
 from rl_oodkit.mle.cold import ColdSubprocess
@@ -16,6 +18,7 @@ from rl_oodkit.mle.levels import unavailable
 from rl_oodkit.reproduce import sandbox_trials
 from rl_oodkit.reproduce.doctor import examine
 from rl_oodkit.reproduce.fingerprints import fingerprint
+from rl_oodkit.reproduce.mle_generation import generation_costs, generation_table
 from rl_oodkit.reproduce.mle_speed import (
     kept,
     paired,
@@ -186,3 +189,31 @@ def test_a_generated_task_is_part_of_the_fingerprint():
     found = fingerprint(2, [], [], ["text"])
     assert {"task text train.csv", "task text answers target", "task text solved 2"} <= set(found)
     assert found != fingerprint(2, [], [], ["text"], seed=1)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["text", "image"]), st.booleans(), st.integers(1, 3)), min_size=1, max_size=12)
+)
+@settings(max_examples=40, deadline=None)
+def test_the_price_of_a_task_carries_what_was_refused(children):
+    """Attempts add up to the whole; a task costs as many attempts as were made for it."""
+    costs = pd.DataFrame(children, columns=["modality", "made", "attempts"]).assign(cpu=lambda d: 2.0 * d.attempts)
+    table = generation_table(costs)
+    parts, whole = table.iloc[:-1], table.iloc[-1]
+    assert whole.modality == "all" and parts[["asked", "made", "attempts"]].sum().tolist() == [
+        whole.asked,
+        whole.made,
+        whole.attempts,
+    ]
+    assert np.allclose(table.attempt, 2.0) and np.allclose(table.dearest, 2.0)
+    made = table[table.made > 0]
+    assert np.allclose(made.task * made.made, 2.0 * made.attempts) and table[table.made == 0].task.isna().all()
+
+
+def test_tasks_are_made_and_their_price_is_told():
+    """The same tasks in two runs; an unknown seed data set is named."""
+    first, again = (generation_costs("breast_cancer", 2, references=8) for _ in range(2))
+    plain = ["seed_name", "index", "modality", "made", "attempts"]
+    assert first[plain].equals(again[plain]) and (first.cpu > 0).all()
+    with pytest.raises(UnknownIdError, match="tea leaves"):
+        generation_costs("tea leaves")

@@ -1,5 +1,7 @@
 """Properties of the grammar, the canonical form, the steps, and what is drawn from them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from rl_oodkit.core.registry import entries
 from rl_oodkit.mle.calibration import calibrated, from_places, isotonic, normalised, parts_of, sigmoid
 from rl_oodkit.mle.cleaning import drop_suspect, median, quantile, standard, winsor
 from rl_oodkit.mle.options import SLOTS, mask, option, options, practical_mask, width
-from rl_oodkit.mle.pipeline import Pipeline, canonical, from_tokens, run_pipeline, same_outcome
+from rl_oodkit.mle.pipeline import Pipeline, Shelf, canonical, from_tokens, run_pipeline, same_outcome
 from rl_oodkit.mle.practitioner import WEIGHTS, population, practitioner
 from rl_oodkit.mle.shaping import association, select
 from rl_oodkit.mle.toys import toy_task
@@ -32,6 +34,21 @@ def table_of(x: np.ndarray, y: np.ndarray, classes: bool = False) -> Table:
 def test_the_canonical_form_has_the_same_outcome_bit_for_bit(pipeline, task):
     """What canonicalisation changes cannot matter: bytes of predictions, or words of the error, agree."""
     assert same_outcome(run_pipeline(pipeline, task), run_pipeline(canonical(pipeline, task.meta), task))
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.meta.modality)
+def test_a_shelf_changes_no_bit_whatever_was_run_before(task):
+    """In any order, after failures too: predictions or reasons of a lonely run, and kept tables stay as they were."""
+    rng = np.random.default_rng(0)
+    words = [[str(rng.choice(options(slot))) for slot in SLOTS] for _ in range(12)]
+    for i in range(1, len(words)):  # heads in common are what a shelf is for
+        words[i][: i % 6] = words[i - 1][: i % 6]
+    crowd, shelf, before = [from_tokens(w) for w in words], Shelf.of(task), {}
+    for i in rng.permutation(12):
+        assert same_outcome(run_pipeline(crowd[i], shelf), run_pipeline(crowd[i], task)), str(crowd[i])
+        for steps, (table, _) in shelf.kept.items():
+            cells = table.train.tobytes(), table.test.tobytes(), table.train_codes.tobytes()
+            assert before.setdefault(steps, cells) == cells
 
 
 @given(PIPELINES, st.sampled_from(TASKS))
@@ -102,6 +119,29 @@ def test_scales_forget_units(x, a, b):
     y = np.zeros(40)
     for step in (standard, quantile):
         assert np.allclose(step(table_of(x, y)).train, step(table_of(a * x + b, y)).train, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:All-NaN slice")
+@pytest.mark.parametrize("rows", (1, 2, 99, 150))
+@pytest.mark.parametrize("order", "CF")
+def test_ranks_are_those_of_the_library(rows, order):
+    """On columns that are constant, tied, wild, tiny, full of holes or empty, and on values at and past the ends."""
+    from sklearn.preprocessing import QuantileTransformer
+
+    x = np.random.default_rng(rows).normal(size=(rows, 9))
+    x[:, 1], x[:, 2], x[:, 3] = 3.7, np.round(x[:, 2]), np.exp(8 * x[:, 3])
+    x[:, 4], x[:, 5], x[:, 6] = 1e-9 * x[:, 4], 1e300 * x[:, 5], np.nan
+    x[::3, 7], x[1::2, 8] = np.nan, np.nan
+    x = np.asarray(x, order=order)
+    ends = [np.nanmin(x, axis=0, initial=9), np.nanmax(x, axis=0, initial=-9)]
+    new = np.vstack([*(e + s for e in ends for s in (-1, -1e-7, -1e-8, 0, 1e-8, 1e-7, 1)), np.full(9, np.nan), x[:5]])
+    library = QuantileTransformer(n_quantiles=min(100, rows), output_distribution="normal", subsample=None)
+    with np.errstate(all="ignore"):
+        expected = library.fit_transform(x), library.transform(new)
+        found = quantile(replace(table_of(x, np.zeros(rows)), test=new))
+    for a, b in zip((found.train, found.test), expected, strict=True):
+        assert np.array_equal(a, b, equal_nan=True) and (np.signbit(a) == np.signbit(b))[~np.isnan(b)].all()
+    assert np.isnan(found.train[np.isnan(x)]).all()
 
 
 @given(ARRAYS)

@@ -143,6 +143,30 @@ def test_a_rule_is_standard_under_the_law_of_its_table(name, family):
     assert (calibration_latents(family, 4, 3, name) != calibration_latents(family, 4, 3)).any()
 
 
+@pytest.mark.parametrize("name", REAL_TABLES)
+def test_the_law_of_a_table_uses_every_row_as_often(name):
+    """Over whole decks the mean is off by the steps alone, and by no more than a row's share over any number."""
+    u, step = load_table(name).u, PERTURBATION / np.sqrt(1 + PERTURBATION**2)
+    p, count = u.shape
+    for n in (count, 3 * count):
+        z = law_draws(name, p, n, stream(6, name, n))
+        assert np.abs(z.mean(axis=1)).max() * np.sqrt(n) < 4.5 * step  # with replacement it is up to 3.5 times that
+    for n in (0, 1, count - 1, count + 1):
+        z, rng = law_draws(name, p, n, stream(7, name)), stream(7, name)
+        dealt = np.concatenate([rng.permutation(count) for _ in range(n // count + 1)])[:n]
+        assert z.shape == (p, n) and np.ptp(np.bincount(dealt, minlength=count)) <= 1
+        move = rng.standard_normal((n, p)).T
+        assert np.allclose(z * np.sqrt(1 + PERTURBATION**2) - PERTURBATION * move, u[:, dealt])
+
+
+@pytest.mark.parametrize("family", ("quadratic", "interaction"))
+def test_products_of_heavy_columns_keep_their_scale(family):
+    """Chance in the choice of outlying rows does not set the scale of a rule: over seeds it is right within a tenth."""
+    far = law_draws("digits", 6, 40 * 1797, stream(8, family))
+    variance = np.array([HiddenRule(family, 6, 1, seed, "digits").score(far).var() for seed in range(12)])
+    assert np.sqrt(np.mean(np.square(variance - 1))) < 0.1
+
+
 @pytest.mark.parametrize("prior", ((0.9, 0.1), (0.5, 0.5)))
 def test_class_shares_hold_on_the_law_of_the_table(prior):
     """Intercepts are found on the draws of the table, so the shares come out on other draws of it."""
