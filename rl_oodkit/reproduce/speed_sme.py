@@ -63,7 +63,7 @@ class Flight(NamedTuple):
     actions: np.ndarray  # float64 of shape (steps, B, m)
 
 
-@register("speed", "sme-step", floor=300.0, unit="step", size=4096, summary="Synthetic worlds, vector environment.")
+@register("speed", "sme-step", floor=200.0, unit="step", size=4096, summary="Synthetic worlds, vector environment.")
 class SMEStep(SpeedPair):
     """Step many synthetic worlds; the reference steps them by the formulas, one by one.
 
