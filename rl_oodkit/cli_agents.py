@@ -7,18 +7,17 @@ __all__ = ['AGENT_COMMANDS']
 
 # %% ../nbs/cli_agents.ipynb #agents-imports
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from .cli_shell import _check_folder, _place, _workshop
 from .cli_tasks import _words
 from rl_oodkit.core.errors import (
     EmptySplitError,
     ParameterError,
-    RunInterrupted,
     ServiceError,
     UnknownIdError,
     check_integer,
@@ -56,7 +55,13 @@ def _arenas(suite: str, split: str, most: int = 0) -> tuple[Any, ...]:
         found = Release(suite).arenas(split, most or None)
     return tuple(found[:most] if most else found)
 
-# %% ../nbs/cli_agents.ipynb #check-agent
+
+def _say_fewer(found: Sequence[Any], n: int, suite: str, split: str) -> None:
+    """Say so if there are fewer tasks than were asked for."""
+    if len(found) < n:
+        typer.echo(f"{len(found)} of the {n} tasks that were asked for: {suite} has no more in {split}", err=True)
+
+# %% ../nbs/cli_agents.ipynb #agent
 _CONTROLS = ("uniform", "practitioner", "portfolio")
 
 
@@ -66,7 +71,7 @@ def _check_agent(name: str) -> None:
         known = f"{', '.join(_CONTROLS)}, or a folder with policy.json"
         raise UnknownIdError(f"there is no agent {name!r}", instead=f"Use {known}.")
 
-# %% ../nbs/cli_agents.ipynb #agent
+
 def _agent(name: str, suite: str) -> Any:
     """Return a control by its name, or the policy of a folder."""
     from rl_oodkit.mle.agents import PolicyAgent
@@ -94,29 +99,13 @@ def _check_play(agents: Sequence[str], scaffolds: Sequence[str], split: str, **l
     for name in agents:
         _check_agent(name)
 
-# %% ../nbs/cli_agents.ipynb #workshop
-_AGAIN = "Give the same command again."
-
-
-@contextmanager
-def _workshop(workers: int, beside: Path | None, without: str = _AGAIN) -> Iterator[Any]:
-    """Lend a workshop that keeps outcomes beside a file until the work is done, and say what is kept on Ctrl-C."""
-    from rl_oodkit.mle.episode import make_workshop
-
-    memo = None if beside is None else beside.with_name(f"{beside.name}.outcomes.npz")
-    try:
-        with make_workshop(workers, memo=memo) as workshop:
-            yield workshop
-    except KeyboardInterrupt:
-        if memo is None:
-            raise RunInterrupted("interrupted, and nothing is kept", instead=without) from None
-        if not memo.exists():
-            raise RunInterrupted("interrupted before a pipeline was finished", instead=_AGAIN) from None
-        what, instead = "interrupted; the finished pipelines are kept", f"{_AGAIN[:-1]}: it goes on from there."
-        raise RunInterrupted(what, where=str(memo), instead=instead) from None
-    if memo is not None:
-        for path in (memo, memo.with_name(memo.name + ".sha256")):
-            path.unlink(missing_ok=True)
+# %% ../nbs/cli_agents.ipynb #options-2
+_Suite = Annotated[str, typer.Option(help="A released suite, a folder, or toy.")]
+_Split = Annotated[str, typer.Option(help="train, val or test.")]
+_Tasks = Annotated[int, typer.Option(help="Tasks; 0 for all.")]
+_Rollouts = Annotated[int, typer.Option(help="Episodes for each task.")]
+_Workers = Annotated[int, typer.Option(help="Processes; 0 runs everything in one.")]
+_Folder = Annotated[Path, typer.Option(parser=_place, metavar="PATH", help="Folder of the training.")]
 
 # %% ../nbs/cli_agents.ipynb #told
 _COUNTED = ("valid", "above_median", "bronze", "silver", "gold", "any_medal")
@@ -135,14 +124,10 @@ def _told(frame: Any) -> Iterator[str]:
 def _run(
     policy: Annotated[str, typer.Option(help="uniform, practitioner, portfolio, or a folder.")] = "practitioner",
     scaffold: Annotated[str, typer.Option(help="one-shot, seq2, aide, bon-8, bon-16 or evolve.")] = "seq2",
-    suite: Annotated[str, typer.Option(help="A released suite, a folder, or toy.")] = "micro-1",
-    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    n: Annotated[int, typer.Option(help="Tasks; 0 for all.")] = 8,
-    rollouts: Annotated[int, typer.Option(help="Episodes for each task.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the agent's choices.")] = 0,
-    workers: Annotated[int, typer.Option(help="Processes; 0 runs everything in one.")] = 0,
+    suite: _Suite = "micro-1", split: _Split = "test", n: _Tasks = 8, rollouts: _Rollouts = 1,
+    seed: Annotated[int, typer.Option(help="Of the agent's choices.")] = 0, workers: _Workers = 0,
     out: Annotated[Path | None, typer.Option(help="A parquet file for the episodes.")] = None,
-) -> None:
+) -> None:  # fmt: skip
     """Let an agent work on tasks."""
     from rl_oodkit.core.files import check_target
     from rl_oodkit.core.store import save_frame
@@ -153,6 +138,7 @@ def _run(
         check_target(out, replace=False)
     with _workshop(workers, out, "With --out, finished pipelines would be kept for the next time.") as workshop:
         agent, tasks = _agent(policy, suite), _arenas(suite, split, n)
+        _say_fewer(tasks, n, suite, split)
         frame = evaluate(agent, tasks, scaffold, rollouts=rollouts, workshop=workshop, seed=seed)
         if out is not None:
             save_frame(out, frame)
@@ -176,6 +162,7 @@ def _check_train(method: str, out: Path, options: dict[str, Any], workers: int) 
         raise UnknownIdError(what, instead="Give a folder with policy.json to --start.")
     if method != "grpo" and (out / "policy.json").exists():
         raise ParameterError("the folder holds a policy", where=str(out), instead="Give another folder.")
+    _check_folder(out)
     check_target(out / "policy.json")
 
 # %% ../nbs/cli_agents.ipynb #grpo
@@ -217,18 +204,21 @@ def _train_clone(
     return f"{len(shown.rewards)} demonstrations"
 
 # %% ../nbs/cli_agents.ipynb #train
+_Method = Annotated[str, typer.Argument(
+    help="bc imitates searches on one training task of each cell; rft on all of them, which the study of learners "
+    "calls bc-all (its own rft is no command); grpo learns from its own attempts, in groups.")]  # fmt: skip
+
+
 def _train(
-    method: Annotated[str, typer.Argument(help="bc, rft or grpo.")],
-    out: Annotated[Path, typer.Option(help="Folder of the training.")],
-    suite: Annotated[str, typer.Option(help="A released suite, a folder, or toy.")] = "micro-1",
+    method: _Method, out: _Folder, suite: _Suite = "micro-1",
     reward: Annotated[str, typer.Option(help="paper, release, sparse, peer-rank, normalised or dense.")] = "paper",
     credit: Annotated[str, typer.Option(help="trajectory or step.")] = "trajectory",
     iterations: Annotated[int, typer.Option(help="Of grpo.")] = 120,
     start: Annotated[str, typer.Option(help="Folder of the policy that grpo starts from.")] = "",
     tries: Annotated[int, typer.Option(help="Pipelines of the search behind each demonstration.")] = 16,
     seed: Annotated[int, typer.Option(help="Of weights, tasks and attempts.")] = 0,
-    workers: Annotated[int, typer.Option(help="Processes; 0 runs everything in one.")] = 0,
-) -> None:
+    workers: _Workers = 0,
+) -> None:  # fmt: skip
     """Train a policy."""
     from rl_oodkit.mle.episode import make_workshop
 
@@ -257,21 +247,30 @@ def _difference(left: Any, right: Any) -> str:
     d, score = found.difference, f"p {found.p:.3g}, {found.wins} tasks won, {found.losses} lost"
     return f"{d.mean:+.3f} [{d.low:+.3f}, {d.high:+.3f}] normalised, {score}"
 
+
+def _compared(frames: dict[str, Any]) -> Iterator[str]:
+    """Yield the table of all agents, and how each of the others differs from the first."""
+    import pandas as pd
+
+    from rl_oodkit.mle.evaluate import summary
+
+    table = summary(pd.concat(frames.values(), ignore_index=True))
+    yield table[_SHOWN].round(3).to_string(index=False)
+    first, *others = frames
+    for name in others:
+        yield f"{name} minus {first}: {_difference(frames[name], frames[first])}"
+
 # %% ../nbs/cli_agents.ipynb #evaluate
 def _eval(
     policies: Annotated[str, typer.Option(help="Agents, separated by commas; the first is the reference.")],
     scaffold: Annotated[str, typer.Option(help="One or more, separated by commas.")] = "seq2",
-    suite: Annotated[str, typer.Option(help="A released suite, a folder, or toy.")] = "micro-1",
-    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    n: Annotated[int, typer.Option(help="Tasks; 0 for all.")] = 0,
-    rollouts: Annotated[int, typer.Option(help="Episodes for each task.")] = 2,
-    seed: Annotated[int, typer.Option(help="Of the agents' choices.")] = 0,
-    workers: Annotated[int, typer.Option(help="Processes; 0 runs everything in one.")] = 0,
-) -> None:
+    suite: _Suite = "micro-1", split: _Split = "test", n: _Tasks = 0, rollouts: _Rollouts = 2,
+    seed: Annotated[int, typer.Option(help="Of the agents' choices.")] = 0, workers: _Workers = 0,
+) -> None:  # fmt: skip
     """Compare agents on the same tasks."""
     import pandas as pd
 
-    from rl_oodkit.mle.evaluate import evaluate, summary
+    from rl_oodkit.mle.evaluate import evaluate
 
     names, frames = _words(policies), {}
     if not names or len(set(names)) < len(names) or not _words(scaffold):
@@ -281,14 +280,12 @@ def _eval(
     _check_play(names, scaffolds, split, n=(n, 0), rollouts=(rollouts, 1), seed=(seed, 0), workers=(workers, 0))
     with _workshop(workers, None) as workshop:
         tasks = _arenas(suite, split, n)
+        _say_fewer(tasks, n, suite, split)
         for name in names:
             agent = _agent(name, suite)
             played = [evaluate(agent, tasks, s, rollouts=rollouts, workshop=workshop, seed=seed) for s in scaffolds]
             frames[name] = pd.concat(played, ignore_index=True)
-    table = summary(pd.concat(frames.values(), ignore_index=True))
-    typer.echo(table[_SHOWN].round(3).to_string(index=False))
-    for name in names[1:]:
-        typer.echo(f"{name} minus {names[0]}: {_difference(frames[name], frames[names[0]])}")
+    typer.echo("\n".join(_compared(frames)))
 
 # %% ../nbs/cli_agents.ipynb #executor
 def _executor(kind: str, root: str) -> Any:
@@ -299,6 +296,15 @@ def _executor(kind: str, root: str) -> Any:
     if kind not in ("cold", "warm"):
         raise ParameterError(f"there is no executor {kind!r}", instead="Use cold or warm.")
     return ColdSubprocess(root) if kind == "cold" else make_code_executor("warm", root)
+
+
+def _sizes(micro: int, full: str) -> list[int]:
+    """Return the numbers of rows to measure, the small table's first, or raise."""
+    sizes = [micro, *(int(word) if word.isdigit() else 0 for word in _words(full))]
+    if min(sizes) < 10:
+        what = f"micro {micro}, full {full!r}"
+        raise ParameterError(what, instead="Such as 150 and 20000,50000; a table has 10 rows or more.")
+    return sizes
 
 # %% ../nbs/cli_agents.ipynb #bench
 def _bench_speed(
@@ -312,9 +318,10 @@ def _bench_speed(
 
     from rl_oodkit.mle.step_costs import FOREST, make_step_task, paired_costs
 
-    if not _words(executor) or not all(word.isdigit() for word in _words(full)):
-        raise ParameterError(f"full {full!r}, executor {executor!r}", instead="Such as 20000,50000 and cold,warm.")
-    sizes = [micro, *(int(word) for word in _words(full))]
+    sizes = _sizes(micro, full)
+    if not set(_words(executor)) <= {"cold", "warm"} or not _words(executor):
+        raise ParameterError(f"executor {executor!r}", instead="Use cold, warm, or cold,warm.")
+    check_integer(pairs, "--pairs", minimum=1)
     with tempfile.TemporaryDirectory() as root:
         for rows in sizes:
             make_step_task(Path(root), f"rows{rows}", rows)
@@ -342,6 +349,12 @@ def _dialogues(runner: Any, name: str, rollouts: int, out: Path, force: bool) ->
         played += [] if kept else [dialogue]
     return played
 
+
+def _check_answered(played: Sequence[Any], base_url: str) -> None:
+    """Raise if the service has answered in none of the dialogues."""
+    if played and all(dialogue.status == "service-error" for dialogue in played):
+        raise ServiceError(played[0].info["reason"], where=base_url, instead="Start the service, or mend --base-url.")
+
 # %% ../nbs/cli_agents.ipynb #chat
 def _chat(
     base_url: Annotated[str, typer.Option(help="Address of the service, such as http://127.0.0.1:8000.")],
@@ -349,31 +362,29 @@ def _chat(
     out: Annotated[Path, typer.Option(help="JSONL file for the trajectories; what is there is kept.")],
     model: Annotated[str, typer.Option(help="Name that the service knows.")] = "default",
     api_key_env: Annotated[str, typer.Option(help="Environment variable that holds its key.")] = "",
-    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    n: Annotated[int, typer.Option(help="Tasks.")] = 1,
+    split: _Split = "test", n: Annotated[int, typer.Option(help="Tasks.")] = 1,
     rollouts: Annotated[int, typer.Option(help="Trajectories of each task.")] = 1,
     allow_unsafe: Annotated[bool, typer.Option(help="Run programs without isolation.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Play again what is in the file, and replace it.")] = False,
-) -> None:
+) -> None:  # fmt: skip
     """Let a chat service work on tasks, and keep its dialogues."""
     from rl_oodkit.core.files import check_target
     from rl_oodkit.mle.code_env import CodeEnv
     from rl_oodkit.mle.react import ChatPolicy, ReActRunner
 
     policy, played = ChatPolicy(base_url, model, api_key_env), []
-    for name, value in (("n", n), ("rollouts", rollouts)):
-        check_integer(value, f"--{name}", minimum=1)
+    check_integer(n, "--n", minimum=1), check_integer(rollouts, "--rollouts", minimum=1)
     if (Path(suite) / "manifest.json").exists():
         _names(suite, split)
     check_target(out)
     env = CodeEnv(suite=suite, split=split, allow_unsafe=allow_unsafe)
     try:
+        _say_fewer(env.tasks, n, suite, split)
         for name in list(env.tasks)[:n]:
             played += _dialogues(ReActRunner(env, policy), name, rollouts, out, force)
     finally:
         env.close()
-    if played and all(dialogue.status == "service-error" for dialogue in played):
-        raise ServiceError(played[0].info["reason"], where=base_url, instead="Start the service, or mend --base-url.")
+    _check_answered(played, base_url)
 
 # %% ../nbs/cli_agents.ipynb #table
 AGENT_COMMANDS = (

@@ -8,13 +8,15 @@ __all__ = []
 # %% ../nbs/cli_shell.ipynb #shell-imports
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import typer
 
-from .core.errors import RlOodkitError
+from .core.errors import RlOodkitError, RunInterrupted, StoreError
 from .core.interrupts import insistent
 
 # %% ../nbs/cli_shell.ipynb #complain
@@ -61,9 +63,48 @@ def _command(group: typer.Typer, name: str, does: str, *examples: str) -> Callab
 
     return add
 
+# %% ../nbs/cli_shell.ipynb #place
+def _place(text: str) -> Path:
+    """Read a path of the command line, which may not be empty."""
+    if not str(text):
+        raise typer.BadParameter("the path is empty. Type . for the current folder.")
+    return Path(text)
+
+
+def _check_folder(folder: Path) -> None:
+    """Raise if a file is where a folder is to be, or one above it."""
+    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    if there.is_file():
+        instead = "Give another folder to --out, or move the file away."
+        raise StoreError("a file is in the place of a folder", where=str(there), instead=instead)
+
 # %% ../nbs/cli_shell.ipynb #columns
 def _columns(rows: Sequence[Sequence[Any]], head: Sequence[str] = ()) -> str:
     """Print rows with aligned columns; the last column is not padded."""
     table = [[str(cell) for cell in row] for row in ([head] if head else []) + [list(row) for row in rows]]
     width = [max(len(row[i]) for row in table) for i in range(len(table[0]))] if table else []
     return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, width, strict=True)).rstrip() for row in table)
+
+# %% ../nbs/cli_shell.ipynb #workshop
+_AGAIN = "Give the same command again."
+
+
+@contextmanager
+def _workshop(workers: int, beside: Path | None, without: str = _AGAIN) -> Iterator[Any]:
+    """Lend a workshop that keeps outcomes beside a file until the work is done, and say what is kept on Ctrl-C."""
+    from rl_oodkit.mle.episode import make_workshop
+
+    memo = None if beside is None else beside.with_name(f"{beside.name}.outcomes.npz")
+    try:
+        with make_workshop(workers, memo=memo) as workshop:
+            yield workshop
+    except KeyboardInterrupt:
+        if memo is None:
+            raise RunInterrupted("interrupted, and nothing is kept", instead=without) from None
+        if not memo.exists():
+            raise RunInterrupted("interrupted before a pipeline was finished", instead=_AGAIN) from None
+        what, instead = "interrupted; the finished pipelines are kept", f"{_AGAIN[:-1]}: it goes on from there."
+        raise RunInterrupted(what, where=str(memo), instead=instead) from None
+    if memo is not None:
+        for path in (memo, memo.with_name(memo.name + ".sha256")):
+            path.unlink(missing_ok=True)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from .cli_shell import _check_folder, _place
 from rl_oodkit.core.errors import (
     DamagedFileError,
     EmptySplitError,
@@ -126,7 +127,7 @@ _AGAIN = "Give the same command again: it keeps these and goes on with the other
 
 
 def _make_all(work: _Work, names: Sequence[str]) -> int:
-    """Settle one candidate for each name, and return how many tasks there are."""
+    """Settle one candidate for each name, and return how many tasks there are, which may not be none."""
     made, settled = 0, 0
     try:
         for i, name in enumerate(names):
@@ -136,10 +137,22 @@ def _make_all(work: _Work, names: Sequence[str]) -> int:
     except KeyboardInterrupt:
         what = f"interrupted: {settled} of {len(names)} candidates are settled, {made} tasks are written"
         raise RunInterrupted(what, where=str(work.out), instead=_AGAIN) from None
+    if not made:
+        what = f"none of {len(names)} tasks was accepted"
+        raise StoreError(what, where=str(work.out), instead="Try more, or other seeds.")
     return made
 
 # %% ../nbs/cli_tasks.ipynb #gen-options
-_Seeds = Annotated[str, typer.Option(help="Seed data sets, separated by commas; all when left out.")]
+_SYNTHETIC = (
+    "iris, wine, breast_cancer, digits, diabetes, linnerud, make_classification, make_moons, make_gaussian_quantiles, "
+    "make_blobs, make_regression, make_friedman1, make_friedman3, gen_signal, gen_text, gen_series, gen_counts, "
+    "gen_ranking"
+)
+_MEASURED = "iris, wine, breast_cancer, diabetes, digits"
+_Seeds = Annotated[str, typer.Option(
+    help=f"Seed data sets, separated by commas: {_SYNTHETIC}; these {len(_words(_SYNTHETIC))} when left out. "
+    f"Written real-NAME, one of {_MEASURED} shows its own rows.")]  # fmt: skip
+_Suite = Annotated[Path, typer.Option(parser=_place, metavar="PATH", help="Folder of the suite.")]
 _Number = Annotated[int, typer.Option(help="How many tasks to try.")]
 _Released = Annotated[str, typer.Option(help="Rebuild a released suite instead, such as micro-1.")]
 _Split = Annotated[str, typer.Option(help="Split that the tasks are written into.")]
@@ -197,27 +210,30 @@ def _rebuild(suite: str, out: Path) -> None:
         raise DamagedFileError(f"{len(differing)} tasks differ from the release", where=", ".join(differing[:3]))
 
 # %% ../nbs/cli_tasks.ipynb #gen
+def _identity(names: Sequence[str], split: str, context: Any, *service: str) -> list[Any]:
+    """Return all that the candidates of a run depend on, the rules shared by the roles included."""
+    from rl_oodkit.mle.dna import GENERATOR_VERSION
+
+    rules = {name: value for name, value in vars(context).items() if name not in ("accepted", "boards")}
+    return [GENERATOR_VERSION, list(names), split, rules, *service]
+
+
 def _gen(
-    out: Annotated[Path, typer.Option(help="Folder of the suite.")],
-    seeds: _Seeds = "", n: _Number = 4, suite: _Released = "", split: _Split = "train",
+    out: _Suite, seeds: _Seeds = "", n: _Number = 4, suite: _Released = "", split: _Split = "train",
     references: _References = 40, preset: _Preset = "kaggle1000", seed: _Seed = 0,
     base_url: _Service = "", model: _Model = "", api_key_env: _KeyEnv = "",
 ) -> None:  # fmt: skip
     """Make tasks and write them."""
-    if suite:
-        _rebuild(suite, out)
-        return
-    _check_gen(n, split, references, seed, preset)
-    from rl_oodkit.mle.dna import GENERATOR_VERSION
-    from rl_oodkit.mle.roles import GenerationContext
+    from rl_oodkit.mle.screening import GenerationContext
 
+    _check_folder(out)
+    if suite:
+        return _rebuild(suite, out)
+    _check_gen(n, split, references, seed, preset)
     names, context = _known_seeds(seeds), GenerationContext(seed, references, preset)
-    identity = [GENERATOR_VERSION, names, split, references, preset, seed, base_url, model]
-    work = _Work(out, split, context, _roles(base_url, model, api_key_env), identity)
-    made = _make_all(work, [names[i % len(names)] for i in range(n)])
-    if not made:
-        raise StoreError(f"none of {n} tasks was accepted", where=str(out), instead="Try more, or other seeds.")
-    typer.echo(f"{made} of {n} tasks in {out}")
+    roles = _roles(base_url, model, api_key_env)
+    work = _Work(out, split, context, roles, _identity(names, split, context, base_url, model))
+    typer.echo(f"{_make_all(work, [names[i % len(names)] for i in range(n)])} of {n} tasks in {out}")
 
 # %% ../nbs/cli_tasks.ipynb #asked-again
 def _asked_again(suite: Any, name: str) -> list[str]:
@@ -307,8 +323,7 @@ def _check_room(folder: Path, out: Path, force: bool) -> None:
     if folder.resolve() in above or any((p / "manifest.json").exists() and (p / "tasks").is_dir() for p in above):
         what = "a suite cannot be exported into itself, or into another one"
         raise ParameterError(what, where=str(out), instead="Give another folder.")
-    if out.exists() and not out.is_dir():
-        raise StoreError("a file is in the place of the export", where=str(out), instead="Give another folder.")
+    _check_folder(out)
     if out.is_dir() and any(out.iterdir()) and not force:
         instead = "Give another folder, or replace files of the same name with --force."
         raise StoreError("the folder of the export has content", where=str(out), instead=instead)
@@ -327,7 +342,7 @@ def _exported(suite: Any, split: str) -> list[str]:
 def _export(
     layout: Annotated[str, typer.Argument(help="mlebench or mledojo.")],
     folder: Annotated[Path, typer.Argument(help="Folder of the suite.")],
-    out: Annotated[Path, typer.Option(help="Where to write: a new folder, or an empty one.")],
+    out: Annotated[Path, typer.Option(parser=_place, metavar="PATH", help="A new folder, or an empty one.")],
     split: Annotated[str, typer.Option(help="One split; all when left out.")] = "",
     force: Annotated[bool, typer.Option("--force", help="Write into a folder with content.")] = False,
 ) -> None:

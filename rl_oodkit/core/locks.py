@@ -20,6 +20,11 @@ def _read(path: str) -> str:
         return ""
 
 
+def _facts(pid: int) -> list[str]:
+    """List what the system says of a process, from its state on (proc(5), field 3)."""
+    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+
+# %% ../../nbs/core/10_locks.ipynb #owner-token
 def owner_token(pid: int | None = None) -> str:
     """Identify a process so that no other one, earlier or later, has the same token.
 
@@ -42,11 +47,6 @@ def owner_token(pid: int | None = None) -> str:
     boot = _read("/proc/sys/kernel/random/boot_id").replace("-", "")[:12]
     facts = _facts(pid)
     return f"{pid}_{boot}_{facts[19] if len(facts) > 19 else ''}"
-
-
-def _facts(pid: int) -> list[str]:
-    """List what the system says of a process, from its state on (proc(5), field 3)."""
-    return _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
 
 # %% ../../nbs/core/10_locks.ipynb #is-alive
 def is_alive(token: str) -> bool:
@@ -100,7 +100,26 @@ def is_held(path: Path) -> bool:
     except OSError:
         return False
 
+# %% ../../nbs/core/10_locks.ipynb #discard
+def _discard(path: Path) -> None:
+    """Remove a stale lock, unless another process has done so."""
+    aside = path.with_name(f"{path.name}.{owner_token()}")
+    try:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()  # a lock is a link; a folder goes only if it holds nothing
+            return
+        os.rename(path, aside)
+        aside.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as reason:
+        raise StoreError(
+            f"a stale lock cannot be removed: {reason.strerror or reason}",
+            where=str(path),
+            instead="Remove it by hand if nobody else computes here.",
+        ) from reason
 
+# %% ../../nbs/core/10_locks.ipynb #acquire
 def acquire(path: Path) -> bool:
     """Try to take a lock; never wait.
 
@@ -130,25 +149,6 @@ def acquire(path: Path) -> bool:
                 return False
             _discard(path)
     return False
-
-
-def _discard(path: Path) -> None:
-    """Remove a stale lock, unless another process has done so."""
-    aside = path.with_name(f"{path.name}.{owner_token()}")
-    try:
-        if path.is_dir() and not path.is_symlink():
-            path.rmdir()  # a lock is a link; a folder goes only if it holds nothing
-            return
-        os.rename(path, aside)
-        aside.unlink()
-    except FileNotFoundError:
-        pass
-    except OSError as reason:
-        raise StoreError(
-            f"a stale lock cannot be removed: {reason.strerror or reason}",
-            where=str(path),
-            instead="Remove it by hand if nobody else computes here.",
-        ) from reason
 
 # %% ../../nbs/core/10_locks.ipynb #release
 def release(path: Path) -> None:

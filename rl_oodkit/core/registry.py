@@ -21,42 +21,41 @@ from typing import Any, TypeVar
 from .errors import ParameterError, RegistrationError, UnknownIdError
 
 # %% ../../nbs/core/04_registry.ipynb #modules
-MODULES = MappingProxyType(
-    {
-        "env": (
-            "rl_oodkit.ood.lander",
-            "rl_oodkit.envs.arm",
-            "rl_oodkit.envs.vehicle",
-            "rl_oodkit.envs.quadrotor",
-            "rl_oodkit.envs.planar",
-            "rl_oodkit.envs.systems",
-            "rl_oodkit.envs.lqr",
-            "rl_oodkit.envs.sme",
-        ),
-        "policy": ("rl_oodkit.training.sb3", "rl_oodkit.training.recipes"),
-        "injector": ("rl_oodkit.ood.injectors", "rl_oodkit.ood.actions", "rl_oodkit.ood.lander"),
-        "features": ("rl_oodkit.ood.features",),
-        "scorer": ("rl_oodkit.ood.scorers", "rl_oodkit.ood.dynamics", "rl_oodkit.ood.policy_scores"),
-        "accumulator": ("rl_oodkit.ood.accumulators",),
-        "detector": ("rl_oodkit.ood.detector",),
-        "metric": ("rl_oodkit.ood.matched",),
-        "rule": ("rl_oodkit.mle.rules",),
-        "renderer": ("rl_oodkit.mle.render",),
-        "task-metric": ("rl_oodkit.mle.metrics",),
-        "option": ("rl_oodkit.mle.options",),
-        "reward": ("rl_oodkit.mle.rewards",),
-        "scaffold": ("rl_oodkit.mle.scaffolds",),
-        "promise": ("rl_oodkit.reproduce.promises",),
-        "speed": (
-            "rl_oodkit.reproduce.speed",
-            "rl_oodkit.reproduce.speed_detectors",
-            "rl_oodkit.reproduce.speed_envs",
-            "rl_oodkit.reproduce.speed_training",
-            "rl_oodkit.reproduce.speed_sme",
-            "rl_oodkit.reproduce.speed_mle",
-        ),
-    }
-)
+_ACTING = {
+    "env": (
+        "rl_oodkit.ood.lander", "rl_oodkit.envs.arm", "rl_oodkit.envs.vehicle", "rl_oodkit.envs.quadrotor",
+        "rl_oodkit.envs.planar", "rl_oodkit.envs.systems", "rl_oodkit.envs.lqr", "rl_oodkit.envs.sme",
+    ),
+    "policy": ("rl_oodkit.training.sb3", "rl_oodkit.training.recipes"),
+}  # fmt: skip
+
+# %% ../../nbs/core/04_registry.ipynb #watching
+_WATCHING = {
+    "injector": ("rl_oodkit.ood.injectors", "rl_oodkit.ood.actions", "rl_oodkit.ood.lander"),
+    "features": ("rl_oodkit.ood.features",),
+    "scorer": ("rl_oodkit.ood.scorers", "rl_oodkit.ood.dynamics", "rl_oodkit.ood.policy_scores"),
+    "accumulator": ("rl_oodkit.ood.accumulators",),
+    "detector": ("rl_oodkit.ood.detector",),
+    "metric": ("rl_oodkit.ood.matched",),
+}
+
+# %% ../../nbs/core/04_registry.ipynb #tasks
+_TASKS = {
+    "rule": ("rl_oodkit.mle.rules",),
+    "renderer": ("rl_oodkit.mle.render",),
+    "task-metric": ("rl_oodkit.mle.metrics",),
+    "option": ("rl_oodkit.mle.options",),
+    "reward": ("rl_oodkit.mle.rewards",),
+    "scaffold": ("rl_oodkit.mle.scaffolds",),
+}
+_CLAIMING = {
+    "promise": ("rl_oodkit.reproduce.promises",),
+    "speed": (
+        "rl_oodkit.reproduce.speed", "rl_oodkit.reproduce.speed_detectors", "rl_oodkit.reproduce.speed_envs",
+        "rl_oodkit.reproduce.speed_training", "rl_oodkit.reproduce.speed_sme", "rl_oodkit.reproduce.speed_mle",
+    ),
+}  # fmt: skip
+MODULES = MappingProxyType(_ACTING | _WATCHING | _TASKS | _CLAIMING)
 
 # %% ../../nbs/core/04_registry.ipynb #entry
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ class Entry:
     module: str  # the module that defines it
     tags: dict[str, Any] = field(default_factory=dict)  # whatever the kind's users look for
 
-
+# %% ../../nbs/core/04_registry.ipynb #state
 class _State:
     """Hold what one process has registered and imported so far."""
 
@@ -207,7 +206,7 @@ def kinds() -> list[str]:
     """
     return sorted(MODULES)
 
-
+# %% ../../nbs/core/04_registry.ipynb #names
 def entries(kind: str) -> list[Entry]:
     """List the entries of a kind, sorted by id.
 
@@ -287,7 +286,7 @@ def entry(kind: str, id: str) -> Entry:
         raise UnknownIdError(f"there is no {kind} {id!r}", instead=f"Nearest: {', '.join(near) or 'none registered'}.")
     return found
 
-
+# %% ../../nbs/core/04_registry.ipynb #get
 def get(kind: str, id: str) -> Any:
     """Return the registered class or function itself.
 

@@ -7,7 +7,7 @@ __all__ = ['RunSpec', 'default_root', 'RunStore']
 
 # %% ../../nbs/core/13_results.ipynb #results-imports
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,18 @@ from typing import Any
 from . import folders, formats, spec
 from .errors import CloneNeededError, DamagedFileError, ParameterError, StoreError, check_integer
 from .store import clone_root
+
+# %% ../../nbs/core/13_results.ipynb #written
+def _written(task: str, seed: int, version: int, params: Any, inputs: Any) -> dict[str, Any]:
+    """Return the parts of a unit in their written form, or raise for what has none."""
+    if not isinstance(task, str) or not task:
+        raise ParameterError(f"task is {task!r}", instead="Give it a name.")
+    version = check_integer(version, "result_version", minimum=1)
+    seed = check_integer(seed, "seed", minimum=0, maximum=None)
+    plain = {
+        k: formats.json_from_bytes(spec.to_json(v).encode()) for k, v in {"params": params, "inputs": inputs}.items()
+    }
+    return {"seed": seed, "result_version": version} | plain
 
 # %% ../../nbs/core/13_results.ipynb #runspec
 @dataclass(frozen=True)
@@ -39,14 +51,9 @@ class RunSpec:
     inputs: dict[str, str] = field(default_factory=dict)  # name -> digest
 
     def __post_init__(self) -> None:
-        if not isinstance(self.task, str) or not self.task:
-            raise ParameterError(f"task is {self.task!r}", instead="Give it a name.")
-        version = check_integer(self.result_version, "result_version", minimum=1)
-        object.__setattr__(self, "seed", check_integer(self.seed, "seed", minimum=0, maximum=None))
-        object.__setattr__(self, "result_version", version)
-        for name in ("params", "inputs"):
-            plain = formats.json_from_bytes(spec.to_json(getattr(self, name)).encode())
-            object.__setattr__(self, name, plain)
+        parts = _written(self.task, self.seed, self.result_version, self.params, self.inputs)
+        for name, value in parts.items():
+            object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
         return hash(self.key)
@@ -86,7 +93,7 @@ def default_root() -> Path:
     except CloneNeededError:
         return Path("rl_oodkit_runs").absolute()
 
-# %% ../../nbs/core/13_results.ipynb #runstore
+
 def _usable(root: Path) -> Path:
     """Return a root that a file system can name, with room for the names of the units below it."""
     sizes = [len(os.fsencode(part)) for part in root.absolute().parts]
@@ -94,29 +101,22 @@ def _usable(root: Path) -> Path:
         raise StoreError(f"no folder can be named {str(root)[:40]!r}...", instead="Choose a shorter, plain path.")
     return root
 
+# %% ../../nbs/core/13_results.ipynb #first-intact
+def _first_intact(unit: RunSpec, places: Iterable[Path], root: Path) -> dict[str, bytes]:
+    """Return the verified files of the first intact copy, or raise for the worst that was met."""
+    error: StoreError = StoreError(f"{unit.name} is not finished", where=str(root))
+    for folder in places:
+        if not folder.exists():
+            continue
+        try:
+            return folders.read_folder(folder, _description(unit))
+        except DamagedFileError as damage:
+            error = damage
+    raise error
 
-class RunStore:
-    """Keep the results of units of work, each in a folder of its own.
-
-    Parameters
-    ----------
-    root : path, optional
-        Where results are written and first looked for; `default_root()` by default.
-    fallbacks : tuple of paths
-        Where else to look; never written to.
-
-    Raises
-    ------
-    StoreError
-        If a path is too long for a file system, or holds a NUL.
-
-    Examples
-    --------
-    >>> import pandas as pd, tempfile
-    >>> store = RunStore(tempfile.mkdtemp())
-    >>> store.save(RunSpec("demo", {}), pd.DataFrame({"x": [1]})); store.is_done(RunSpec("demo", {}))
-    True
-    """
+# %% ../../nbs/core/13_results.ipynb #shelf
+class _Shelf:
+    """Know where units are, and whether they are whole."""
 
     def __init__(self, root: str | Path | None = None, fallbacks: Sequence[str | Path] = ()) -> None:
         self.root = _usable(default_root() if root is None else Path(root))
@@ -156,6 +156,15 @@ class RunStore:
             return True
         except StoreError:
             return False
+
+    def _contents(self, unit: RunSpec) -> dict[str, bytes]:
+        """Return the verified files of a unit, from the store's own root or a fallback."""
+        places = (self.folder(unit, root) for root in (self.root, *self.fallbacks))
+        return _first_intact(unit, places, self.root)
+
+# %% ../../nbs/core/13_results.ipynb #reader
+class _Reader(_Shelf):
+    """Load what is on a shelf."""
 
     def load(self, unit: RunSpec) -> Any:
         """Load a unit's table.
@@ -201,12 +210,32 @@ class RunStore:
         data = self._contents(unit).get("arrays.npz")
         return {} if data is None else formats.arrays_from_bytes(data)
 
+# %% ../../nbs/core/13_results.ipynb #runstore
+class RunStore(_Reader):
+    """Keep the results of units of work, each in a folder of its own.
+
+    Parameters
+    ----------
+    root : path, optional
+        Where results are written and first looked for; `default_root()` by default.
+    fallbacks : tuple of paths
+        Where else to look; never written to.
+
+    Raises
+    ------
+    StoreError
+        If a path is too long for a file system, or holds a NUL.
+
+    Examples
+    --------
+    >>> import pandas as pd, tempfile
+    >>> store = RunStore(tempfile.mkdtemp())
+    >>> store.save(RunSpec("demo", {}), pd.DataFrame({"x": [1]})); store.is_done(RunSpec("demo", {}))
+    True
+    """
+
     def save(
-        self,
-        unit: RunSpec,
-        frame: Any,
-        arrays: Mapping[str, Any] | None = None,
-        info: Mapping[str, Any] | None = None,
+        self, unit: RunSpec, frame: Any, arrays: Mapping[str, Any] | None = None, info: Mapping[str, Any] | None = None
     ) -> None:
         """Commit a unit's result in one step.
 
@@ -231,16 +260,3 @@ class RunStore:
             contents["arrays.npz"] = formats.arrays_to_bytes(arrays)
         contents["manifest.json"] = folders.manifest(contents, info or {})
         folders.commit(self.root, self.folder(unit), contents)
-
-    def _contents(self, unit: RunSpec) -> dict[str, bytes]:
-        """Return the verified files of the first intact copy, or raise for the worst that was met."""
-        error: StoreError = StoreError(f"{unit.name} is not finished", where=str(self.root))
-        for root in (self.root, *self.fallbacks):
-            folder = self.folder(unit, root)
-            if not folder.exists():
-                continue
-            try:
-                return folders.read_folder(folder, _description(unit))
-            except DamagedFileError as damage:
-                error = damage
-        raise error

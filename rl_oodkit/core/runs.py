@@ -107,16 +107,16 @@ class _Job:
         """Return the group's name."""
         return self.group.name
 
+
+def _missing(job: _Job, units: Sequence[RunSpec]) -> tuple[RunSpec, ...]:
+    """List the units to compute: those not finished, or all if forced."""
+    return tuple(u for u in units if job.force or not job.store.is_done(u))
+
 # %% ../../nbs/core/06_runs.ipynb #work
 def _work(job: _Job) -> None:
     """Compute what is missing of one group and in nobody's hands; this is what an executor calls."""
     with _locked(job.store, _missing(job, job.group.units)) as mine:
         _compute(job, _missing(job, mine))
-
-
-def _missing(job: _Job, units: Sequence[RunSpec]) -> tuple[RunSpec, ...]:
-    """List the units to compute: those not finished, or all if forced."""
-    return tuple(u for u in units if job.force or not job.store.is_done(u))
 
 
 def _compute(job: _Job, units: tuple[RunSpec, ...]) -> None:
@@ -126,6 +126,55 @@ def _compute(job: _Job, units: tuple[RunSpec, ...]) -> None:
     for unit in units:
         if not job.store.is_done(unit):
             raise UnitFailedError(f"{unit.name} was not saved by {job.group.fn}")
+
+# %% ../../nbs/core/06_runs.ipynb #settled
+def _settled(group: Group, store: RunStore, bar: Bar) -> bool:
+    """Say whether a group is finished, and count it if so."""
+    done = all(store.is_done(u) for u in group.units)
+    if done:
+        bar.advance(len(group.units), group.name)
+    return done
+
+
+def _is_free(group: Group, store: RunStore) -> bool:
+    """Say whether something of a group is missing and in nobody's hands."""
+    folder = store.root / ".locks"
+    return any(not locks.is_held(folder / u.key) and not store.is_done(u) for u in group.units)
+
+# %% ../../nbs/core/06_runs.ipynb #round
+@contextmanager
+def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
+    """Close an executor's results at the end: an interrupt between two of them must reach its workers too."""
+    try:
+        yield results
+    finally:
+        getattr(results, "close", tuple)()
+
+
+def _round(todo: list[Group], store: RunStore, executor: Executor, bar: Bar, force: bool) -> list[Group]:
+    """Compute what nobody else has in hand, and return the groups that are still unfinished."""
+    free = [g for g in todo if force or _is_free(g, store)]
+    rest = [g for g in todo if g not in free]
+    with _closing(executor.map(_work, [_Job(store, g, force) for g in free])) as results:
+        rest += [free[index] for index, _ in results if not _settled(free[index], store, bar)]
+    if not free:
+        time.sleep(0.2)
+    return [g for g in rest if not _settled(g, store, bar)]
+
+# %% ../../nbs/core/06_runs.ipynb #interrupted
+def _interrupted(label: str, store: RunStore, units: Sequence[RunSpec]) -> RunInterrupted:
+    """Say how much of a run is finished and how to go on."""
+    done = sum(store.is_done(u) for u in units)
+    what = f"{label} was interrupted with {done} of {len(units)} units finished"
+    instead = "Give the same command again: finished units are kept, the run goes on with the others."
+    return RunInterrupted(what, where=str(store.root), instead=instead)
+
+
+def _joined(frames: Sequence[Any]) -> Any:
+    """Join tables below each other; an empty table for none."""
+    import pandas as pd
+
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 # %% ../../nbs/core/06_runs.ipynb #run-units
 def run_units(groups: Sequence[Group], store: RunStore, executor: Executor, label: str, force: bool = False) -> Any:
@@ -174,52 +223,3 @@ def run_units(groups: Sequence[Group], store: RunStore, executor: Executor, labe
     except KeyboardInterrupt:
         raise _interrupted(label, store, units) from None
     return _joined([store.load(u) for u in units])
-
-
-def _round(todo: list[Group], store: RunStore, executor: Executor, bar: Bar, force: bool) -> list[Group]:
-    """Compute what nobody else has in hand, and return the groups that are still unfinished."""
-    free = [g for g in todo if force or _is_free(g, store)]
-    rest = [g for g in todo if g not in free]
-    with _closing(executor.map(_work, [_Job(store, g, force) for g in free])) as results:
-        rest += [free[index] for index, _ in results if not _settled(free[index], store, bar)]
-    if not free:
-        time.sleep(0.2)
-    return [g for g in rest if not _settled(g, store, bar)]
-
-
-def _settled(group: Group, store: RunStore, bar: Bar) -> bool:
-    """Say whether a group is finished, and count it if so."""
-    done = all(store.is_done(u) for u in group.units)
-    if done:
-        bar.advance(len(group.units), group.name)
-    return done
-
-
-def _is_free(group: Group, store: RunStore) -> bool:
-    """Say whether something of a group is missing and in nobody's hands."""
-    folder = store.root / ".locks"
-    return any(not locks.is_held(folder / u.key) and not store.is_done(u) for u in group.units)
-
-
-@contextmanager
-def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Close an executor's results at the end: an interrupt between two of them must reach its workers too."""
-    try:
-        yield results
-    finally:
-        getattr(results, "close", tuple)()
-
-# %% ../../nbs/core/06_runs.ipynb #interrupted
-def _interrupted(label: str, store: RunStore, units: Sequence[RunSpec]) -> RunInterrupted:
-    """Say how much of a run is finished and how to go on."""
-    done = sum(store.is_done(u) for u in units)
-    what = f"{label} was interrupted with {done} of {len(units)} units finished"
-    instead = "Give the same command again: finished units are kept, the run goes on with the others."
-    return RunInterrupted(what, where=str(store.root), instead=instead)
-
-
-def _joined(frames: Sequence[Any]) -> Any:
-    """Join tables below each other; an empty table for none."""
-    import pandas as pd
-
-    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

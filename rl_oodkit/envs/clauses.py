@@ -23,8 +23,9 @@ from .single import CertifiedEnv
 from .vector import CertifiedVectorEnv
 from ..oracles.fixture import Fixture, Oracle
 from ..oracles.noise import episode_stream
+from ..oracles.problem import Problem
 
-# %% ../../nbs/envs/06_clauses.ipynb #subject
+# %% ../../nbs/envs/06_clauses.ipynb #envcheckerror
 class EnvCheckError(RlOodkitError, AssertionError):
     """Report the promise that an environment breaks."""
 
@@ -34,7 +35,14 @@ def _require(kept: Any, detail: str) -> None:
     if not kept:
         raise EnvCheckError(detail)
 
+# %% ../../nbs/envs/06_clauses.ipynb #shortened
+def _shortened(fixture: Fixture, horizon: int) -> Fixture:
+    """Return the same plant with a shorter horizon, and leave the one that is given as it is."""
+    problem = copy.copy(fixture.problem)
+    problem.horizon = min(horizon, problem.horizon)
+    return dataclasses.replace(fixture, problem=problem)
 
+# %% ../../nbs/envs/06_clauses.ipynb #subject
 @dataclass(frozen=True, eq=False)
 class Subject:
     """Make the environments of one fixture.
@@ -64,9 +72,7 @@ class Subject:
 
     def short(self, horizon: int) -> "Subject":
         """Return the same plant with a shorter horizon."""
-        problem = copy.copy(self.fixture.problem)
-        problem.horizon = min(horizon, problem.horizon)
-        return Subject(dataclasses.replace(self.fixture, problem=problem))
+        return Subject(_shortened(self.fixture, horizon))
 
     def actions(self, label: str, steps: int, worlds: int) -> np.ndarray:
         """Draw actions uniform in one and a half times the box, shape (steps, worlds, m)."""
@@ -98,6 +104,19 @@ def _passes_stable_baselines3(subject: Subject) -> str:
         check_env(Float32View(subject.single()), warn=False, skip_render_check=True)
     return f"stable_baselines3 {stable_baselines3.__version__}"
 
+# %% ../../nbs/envs/06_clauses.ipynb #check-call
+def _check_call(
+    problem: Problem, t: int, called: tuple[np.ndarray, ...], states: np.ndarray, running: np.ndarray, clock: np.ndarray
+) -> None:
+    """Raise if reward, terminated or truncated, the parts of one call, are not what the states (B, n) imply."""
+    reward, terminated, truncated = called
+    proper = np.isfinite(reward).all() and (problem.pays or (reward <= 0).all())
+    _require(reward.dtype == np.float64 and proper, f"reward at step {t} is no negated cost")
+    final = running & problem.terminal(states.T) & problem.ends
+    _require((terminated == final).all(), f"a world was wrongly terminated, or not, at step {t}")
+    expected = running & (clock == problem.horizon)
+    _require((truncated == expected).all(), f"truncated is {truncated[0]} at step {t}, horizon {problem.horizon}")
+
 # %% ../../nbs/envs/06_clauses.ipynb #clauses-walk
 _STEPS = 10_000
 
@@ -105,24 +124,18 @@ _STEPS = 10_000
 def _stays_in_space(subject: Subject) -> str:
     """Observations lie in the space, are float64, and episodes end at the horizon, or in a state that ends them."""
     problem = subject.fixture.problem
-    horizon = problem.horizon
-    worlds = max(4, min(256, _STEPS // (horizon + 1) + 1))
+    worlds = max(4, min(256, _STEPS // (problem.horizon + 1) + 1))
     envs = subject.vector(worlds)
-    actions = subject.actions("walk", max(horizon + 2, _STEPS // worlds + 1), worlds)
+    actions = subject.actions("walk", max(problem.horizon + 2, _STEPS // worlds + 1), worlds)
     seen, _ = envs.reset(seed=0)
     clock, running = np.zeros(worlds, int), np.ones(worlds, bool)
     for t, action in enumerate(actions, 1):
         inside = seen.dtype == np.float64 and np.isfinite(seen).all() and seen in envs.observation_space
         _require(inside, f"observation at step {t - 1} is not in the space")
-        seen, reward, terminated, truncated, _ = envs.step(action)
+        seen, *called, _ = envs.step(action)
         clock = np.where(running, clock + 1, 0)  # the call after an episode's end is the reset
-        proper = np.isfinite(reward).all() and (problem.pays or (reward <= 0).all())
-        _require(reward.dtype == np.float64 and proper, f"reward at step {t} is no negated cost")
-        final = running & problem.terminal(envs.states.T) & problem.ends
-        _require((terminated == final).all(), f"a world was wrongly terminated, or not, at step {t}")
-        expected = running & (clock == horizon)
-        _require((truncated == expected).all(), f"truncated is {truncated[0]} at step {t}, horizon {horizon}")
-        running = ~(terminated | truncated)
+        _check_call(problem, t, tuple(called), envs.states, running, clock)
+        running = ~(called[1] | called[2])
     return f"{len(actions) * worlds} steps"
 
 # %% ../../nbs/envs/06_clauses.ipynb #clauses-history
@@ -136,7 +149,7 @@ def _episode(env: CertifiedEnv, actions: np.ndarray, seed: int | None) -> np.nda
             break
     return np.array(rows)
 
-
+# %% ../../nbs/envs/06_clauses.ipynb #clauses-forgets
 def _forgets_history(subject: Subject) -> str:
     """A seed fixes an episode after any history, a reset without a seed goes on, and other seeds differ."""
     steps = min(8, subject.fixture.problem.horizon)
@@ -162,7 +175,7 @@ def _blocks(subject: Subject, roots: list[int], episode: int) -> tuple[np.ndarra
         noise.append(problem.noise(rng, problem.horizon))
     return np.array(starts).T.copy(), np.ascontiguousarray(np.array(noise).transpose(2, 1, 0))
 
-
+# %% ../../nbs/envs/06_clauses.ipynb #clauses-runs
 def _runs_the_problem(subject: Subject) -> str:
     """States and rewards are those of the problem's own functions, and two policies meet the same noise."""
     problem, worlds = subject.fixture.problem, 5
@@ -212,7 +225,7 @@ def _stacks(subject: Subject, mode: AutoresetMode, worlds: int) -> Iterator[tupl
             mask[t % worlds] = True
             yield native.reset(options={"reset_mask": mask}), loop.reset(options={"reset_mask": mask.copy()})
 
-
+# %% ../../nbs/envs/06_clauses.ipynb #clauses-equals
 def _equals_a_stack(subject: Subject) -> str:
     """A vector of 1, 2, 3 or 7 worlds equals single worlds bit for bit, resets included."""
     short, calls = subject.short(7), 0
@@ -293,7 +306,7 @@ def leaks_of(x: Any, path: str = "", depth: int = 6) -> list[str]:
         found += [f"{path}.{name}"] if named else leaks_of(value, f"{path}.{name}", depth - 1)
     return found
 
-
+# %% ../../nbs/envs/06_clauses.ipynb #clauses-hides
 def _hides_the_oracle(subject: Subject) -> str:
     """Neither info nor a public attribute holds value, optimal action, regret or oracle."""
     short = subject.short(4)

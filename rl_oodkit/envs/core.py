@@ -131,7 +131,7 @@ def _next_episode(old: tuple[int, int] | None, seed: int | None) -> tuple[int, i
         raise NotResetError("a world has no seed yet", instead="Give a seed at its first reset.")
     return old[0], old[1] + 1
 
-# %% ../../nbs/envs/00_core.ipynb #episodes-asked
+# %% ../../nbs/envs/00_core.ipynb #chosen
 def _chosen(mask: Any, worlds: int) -> list[int]:
     """Return the indices of the worlds to reset, or raise."""
     if mask is None:
@@ -141,7 +141,7 @@ def _chosen(mask: Any, worlds: int) -> list[int]:
         raise ParameterError("the reset mask is not boolean, or all false", instead="Mark at least one world.")
     return [int(i) for i in np.flatnonzero(mask)]
 
-
+# %% ../../nbs/envs/00_core.ipynb #asked
 def _asked(
     old: Sequence[tuple[int, int] | None], seeds: Sequence[int | None] | None, mask: Any
 ) -> dict[int, tuple[int, int]]:
@@ -252,60 +252,9 @@ def _tick(worlds: Episodes, new: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         worlds.idle = worlds.worlds - int(worlds.running.sum())
     return terminated, truncated
 
-# %% ../../nbs/envs/00_core.ipynb #moved
-def _moved(worlds: Episodes, kernel: Any, action: np.ndarray) -> tuple[np.ndarray, float]:
-    """Return the next state (n, 1) and the cost of the only world, by a compiled step where there is one."""
-    old, noise = worlds.states, worlds._tape.read()
-    if kernel is None:
-        new, cost = worlds.problem.advance(old, action[:, None], noise)
-        _check_costs(cost, worlds.running, worlds.clock)
-        return new, float(cost[0])
-    new, cost = kernel(old[:, 0], action, noise[:, 0])
-    if not math.isfinite(cost):
-        _check_costs(np.array([cost]), worlds.running, worlds.clock)
-    return new[:, None], cost
-
-# %% ../../nbs/envs/00_core.ipynb #tick-one
-def _tick_one(worlds: Episodes, new: np.ndarray) -> tuple[bool, bool]:
-    """Advance the only clock; tell whether the episode has ended, by the state and by the horizon."""
-    worlds.stepped = worlds.running
-    worlds.clock[0] += 1
-    terminated = worlds.problem.ends and bool(worlds.problem.terminal(new)[0])
-    over = bool(worlds.clock[0] >= worlds.horizon)
-    if terminated or over:
-        worlds.running, worlds.idle = np.zeros(1, bool), 1
-    return terminated, over
-
-# %% ../../nbs/envs/00_core.ipynb #episodecore
-class EpisodeCore(Episodes):
-    """Run episodes of one problem in many worlds at once.
-
-    Parameters
-    ----------
-    problem : Problem
-        The functions that say what happens.
-    worlds : int
-        Number of worlds, B.
-    compiled : bool
-        Whether one world may use the problem's compiled step.
-
-    Raises
-    ------
-    ParameterError
-        If the horizon or the number of worlds is not a positive integer, or there are more than a million worlds.
-
-    Examples
-    --------
-    >>> from rl_oodkit.oracles.toys import small_fixture
-    >>> core = EpisodeCore(small_fixture().problem, worlds=3)
-    >>> _ = core.reset([5, 6, 7])
-    >>> core.step(np.zeros((1, 3)))[1].shape
-    (3,)
-    """
-
-    def __init__(self, problem: Problem, worlds: int = 1, compiled: bool = True) -> None:
-        super().__init__(problem, worlds)
-        self.kernel = problem.scalar_step if compiled and worlds == 1 else None
+# %% ../../nbs/envs/00_core.ipynb #together
+class _Together(Episodes):
+    """Add the step of all worlds at once to what is kept between two steps."""
 
     def step(self, actions: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Advance all running worlds by one step.
@@ -336,6 +285,61 @@ class EpisodeCore(Episodes):
         terminated, truncated = _tick(self, new)
         self.previous, self.actions, self.stepped, self.states = old, actions, running, new
         return self.observe(), reward, terminated, truncated
+
+# %% ../../nbs/envs/00_core.ipynb #moved
+def _moved(worlds: Episodes, kernel: Any, action: np.ndarray) -> tuple[np.ndarray, float]:
+    """Return the next state (n, 1) and the cost of the only world, by a compiled step where there is one."""
+    old, noise = worlds.states, worlds._tape.read()
+    if kernel is None:
+        new, cost = worlds.problem.advance(old, action[:, None], noise)
+        _check_costs(cost, worlds.running, worlds.clock)
+        return new, float(cost[0])
+    new, cost = kernel(old[:, 0], action, noise[:, 0])
+    if not math.isfinite(cost):
+        _check_costs(np.array([cost]), worlds.running, worlds.clock)
+    return new[:, None], cost
+
+# %% ../../nbs/envs/00_core.ipynb #tick-one
+def _tick_one(worlds: Episodes, new: np.ndarray) -> tuple[bool, bool]:
+    """Advance the only clock; tell whether the episode has ended, by the state and by the horizon."""
+    worlds.stepped = worlds.running
+    worlds.clock[0] += 1
+    terminated = worlds.problem.ends and bool(worlds.problem.terminal(new)[0])
+    over = bool(worlds.clock[0] >= worlds.horizon)
+    if terminated or over:
+        worlds.running, worlds.idle = np.zeros(1, bool), 1
+    return terminated, over
+
+# %% ../../nbs/envs/00_core.ipynb #episodecore
+class EpisodeCore(_Together):
+    """Run episodes of one problem in many worlds at once.
+
+    Parameters
+    ----------
+    problem : Problem
+        The functions that say what happens.
+    worlds : int
+        Number of worlds, B.
+    compiled : bool
+        Whether one world may use the problem's compiled step.
+
+    Raises
+    ------
+    ParameterError
+        If the horizon or the number of worlds is not a positive integer, or there are more than a million worlds.
+
+    Examples
+    --------
+    >>> from rl_oodkit.oracles.toys import small_fixture
+    >>> core = EpisodeCore(small_fixture().problem, worlds=3)
+    >>> _ = core.reset([5, 6, 7])
+    >>> core.step(np.zeros((1, 3)))[1].shape
+    (3,)
+    """
+
+    def __init__(self, problem: Problem, worlds: int = 1, compiled: bool = True) -> None:
+        super().__init__(problem, worlds)
+        self.kernel = problem.scalar_step if compiled and worlds == 1 else None
 
     def step_one(self, action: Any) -> tuple[np.ndarray, float, bool, bool]:
         """Advance the only world by one step; see `EpisodeCore.step`.

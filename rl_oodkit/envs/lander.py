@@ -30,6 +30,35 @@ def _fire(lander: Any, action: int, jitter: tuple[float, float]) -> None:
         place = (px + x - sin * 17 / scale, py + y + cos * box2d.SIDE_ENGINE_HEIGHT / scale)
     lander.ApplyLinearImpulse((-x * power, -y * power), place, True)
 
+# %% ../../nbs/envs/08_lander.ipynb #observed
+def _observed(flight: Any) -> tuple[float, ...]:
+    """Return the eight numbers of the observation, in double precision."""
+    (x, y), (vx, vy), scale = flight.lander.position, flight.lander.linearVelocity, box2d.SCALE
+    wide, high = box2d.VIEWPORT_W / scale / 2, box2d.VIEWPORT_H / scale / 2
+    left, right = (1.0 if leg.ground_contact else 0.0 for leg in flight.legs)
+    x, y = (x - wide) / wide, (y - (flight.helipad_y + box2d.LEG_DOWN / scale)) / high
+    speed = vx * wide / box2d.FPS, vy * high / box2d.FPS
+    return x, y, *speed, flight.lander.angle, 20.0 * flight.lander.angularVelocity / box2d.FPS, left, right
+
+# %% ../../nbs/envs/08_lander.ipynb #gained
+_FUEL = (0.0, 0.03, 0.30, 0.03)  # points a step, by engine
+
+
+def _gained(flight: Any, state: tuple[float, ...]) -> float:
+    """Return the change of the shaping potential."""
+    x, y, vx, vy, angle, _, left, right = state
+    old, far, fast = flight.prev_shaping, math.sqrt(x * x + y * y), math.sqrt(vx * vx + vy * vy)
+    flight.prev_shaping = -100 * far - 100 * fast - 100 * abs(angle) + 10 * left + 10 * right
+    return 0 if old is None else flight.prev_shaping - old
+
+# %% ../../nbs/envs/08_lander.ipynb #require
+def _require(flight: Any, action: Any) -> None:
+    """Raise if there is no flight, or no such engine."""
+    if flight.lander is None:
+        raise ResetNeeded("step before the first reset")
+    if not isinstance(action, (int, np.integer)) or not 0 <= action <= 3:
+        raise InvalidAction(f"{action!r} is none of 0, 1, 2, 3")
+
 # %% ../../nbs/envs/08_lander.ipynb #swiftlander
 class SwiftLander(box2d.LunarLander):
     """Fly Gymnasium's LunarLander with a step that computes the same bits in less time.
@@ -62,45 +91,19 @@ class SwiftLander(box2d.LunarLander):
         """
         if self.enable_wind or self.continuous or self.render_mode is not None:
             return super().step(action)
-        self._require(action)
+        _require(self, action)
         first, second = (-1.0 + 2.0 * self.np_random.random(2)).tolist()
         if action:
             _fire(self.lander, int(action), (first / box2d.SCALE, second / box2d.SCALE))
         self.world.Step(1.0 / box2d.FPS, 6 * 30, 2 * 30)
-        state = self._state()
-        reward = self._shaped(state) - _FUEL[action]
+        state = _observed(self)
+        reward = _gained(self, state) - _FUEL[action]
         crashed = self.game_over or abs(state[0]) >= 1.0
         landed = not self.lander.awake
         reward = 100 if landed else -100 if crashed else reward
         return np.array(state, dtype=np.float32), reward, bool(crashed or landed), False, {}
 
-    def _require(self, action: Any) -> None:
-        """Raise if there is no flight, or no such engine."""
-        if self.lander is None:
-            raise ResetNeeded("step before the first reset")
-        if not isinstance(action, (int, np.integer)) or not 0 <= action <= 3:
-            raise InvalidAction(f"{action!r} is none of 0, 1, 2, 3")
-
-    def _state(self) -> tuple[float, ...]:
-        """Return the eight numbers of the observation, in double precision."""
-        (x, y), (vx, vy), scale = self.lander.position, self.lander.linearVelocity, box2d.SCALE
-        wide, high = box2d.VIEWPORT_W / scale / 2, box2d.VIEWPORT_H / scale / 2
-        left, right = (1.0 if leg.ground_contact else 0.0 for leg in self.legs)
-        x, y = (x - wide) / wide, (y - (self.helipad_y + box2d.LEG_DOWN / scale)) / high
-        speed = vx * wide / box2d.FPS, vy * high / box2d.FPS
-        return x, y, *speed, self.lander.angle, 20.0 * self.lander.angularVelocity / box2d.FPS, left, right
-
-    def _shaped(self, state: tuple[float, ...]) -> float:
-        """Return the change of the shaping potential."""
-        x, y, vx, vy, angle, _, left, right = state
-        old, far, fast = self.prev_shaping, math.sqrt(x * x + y * y), math.sqrt(vx * vx + vy * vy)
-        self.prev_shaping = -100 * far - 100 * fast - 100 * abs(angle) + 10 * left + 10 * right
-        return 0 if old is None else self.prev_shaping - old
-
-
-_FUEL = (0.0, 0.03, 0.30, 0.03)  # points a step, by engine
-
-
+# %% ../../nbs/envs/08_lander.ipynb #swift-lander
 def swift_lander() -> gym.Env:
     """Make LunarLander-v3 with the faster step.
 

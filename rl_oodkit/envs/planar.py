@@ -25,7 +25,7 @@ from rl_oodkit.envs.parameters import (
 )
 from .registration import certified_env
 from ..oracles.fixture import Fixture, QuadraticOracle
-from ..oracles.problem import NormalStart, QuadraticProblem, UniformStart
+from ..oracles.problem import NormalStart, QuadraticProblem, Start, UniformStart
 from ..oracles.quadratic import Converse
 from ..oracles.terms import Entry, Givens, Term
 
@@ -42,6 +42,34 @@ _SETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
+
+# %% ../../nbs/envs/13_planar.ipynb #balance
+def _balance(spec: Any) -> None:
+    """Fill costs that are open from leverage and growth."""
+    check_positive(spec.leverage, "leverage")
+    P, slow = spec.weights, 0.04
+    tau = balanced_tau(spec.leverage, check_positive(spec.growth, "growth"), spec.discount)
+    strengths = spec.dt, spec.dt / spec.inertia
+    cost = balanced_costs(strengths, (P[4], P[5]), spec.leverage, spec.authority, spec.discount)
+    state_cost = tuple(x * (slow if i < 3 else tau) for i, x in enumerate(P))
+    fill(spec, {"state_cost": state_cost, "action_cost": cost})
+
+# %% ../../nbs/envs/13_planar.ipynb #complete
+def _complete(spec: Any) -> None:
+    """Fill the fields that are open, and raise if a number is out of its range."""
+    fill(spec, _SETS[check_choice(spec.parameters, "parameter set", _SETS)])
+    check_integer(spec.horizon, "horizon", minimum=1)
+    check_positive(spec.authority, "authority", high=1.0)
+    check_fraction(spec.discount, "discount")
+    check_number(spec.noise_variance, "noise_variance", low=0.0)
+    for name in ("dt", "inertia"):
+        check_positive(getattr(spec, name), name)
+    for name, count in (("weights", 6), ("action_bound", 2)):
+        check_row(getattr(spec, name), name, count)
+    if spec.leverage is not None:
+        _balance(spec)
+    for name, count in (("state_cost", 6), ("action_cost", 2)):
+        check_row(getattr(spec, name), name, count)
 
 # %% ../../nbs/envs/13_planar.ipynb #planarspec
 @dataclass(frozen=True)
@@ -74,29 +102,7 @@ class PlanarQuadrotorSpec:
     horizon: int | None = None  # steps
 
     def __post_init__(self) -> None:
-        fill(self, _SETS[check_choice(self.parameters, "parameter set", _SETS)])
-        check_integer(self.horizon, "horizon", minimum=1)
-        check_positive(self.authority, "authority", high=1.0)
-        check_fraction(self.discount, "discount")
-        check_number(self.noise_variance, "noise_variance", low=0.0)
-        for name in ("dt", "inertia"):
-            check_positive(getattr(self, name), name)
-        for name, count in (("weights", 6), ("action_bound", 2)):
-            check_row(getattr(self, name), name, count)
-        if self.leverage is not None:
-            self._balance()
-        for name, count in (("state_cost", 6), ("action_cost", 2)):
-            check_row(getattr(self, name), name, count)
-
-    def _balance(self) -> None:
-        """Fill costs that are open from leverage and growth."""
-        check_positive(self.leverage, "leverage")
-        P, slow = self.weights, 0.04
-        tau = balanced_tau(self.leverage, check_positive(self.growth, "growth"), self.discount)
-        strengths = self.dt, self.dt / self.inertia
-        cost = balanced_costs(strengths, (P[4], P[5]), self.leverage, self.authority, self.discount)
-        state_cost = tuple(x * (slow if i < 3 else tau) for i, x in enumerate(P))
-        fill(self, {"state_cost": state_cost, "action_cost": cost})
+        _complete(self)
 
 # %% ../../nbs/envs/13_planar.ipynb #planar-turns
 _X, _Z, _TILT, _VX, _VZ, _RATE = range(6)
@@ -108,7 +114,7 @@ _TURNS = (
     Givens(_TILT, _RATE, (Term(0.5, "tanh", "x", _RATE), Term(0.6, "sin", "x", _TILT))),
 )
 
-
+# %% ../../nbs/envs/13_planar.ipynb #planar-model
 def _planar_model(spec: PlanarQuadrotorSpec) -> Converse:
     """Derive the planar quadrotor's dynamics from its value function."""
     return Converse(
@@ -126,9 +132,19 @@ def _planar_model(spec: PlanarQuadrotorSpec) -> Converse:
         discount=spec.discount,
     )
 
+# %% ../../nbs/envs/13_planar.ipynb #planar-starts
+_EDGE = (0.5, 0.5, 0.5, 1.0, 1.0, 1.0)
+
+
+def _planar_starts() -> dict[str, Start]:
+    """Return the start distributions by name."""
+    return {
+        "train": UniformStart(tuple(-x for x in _EDGE), _EDGE),
+        "test": NormalStart((0.0,) * 6, tuple(x / 2 for x in _EDGE)),
+    }
+
 # %% ../../nbs/envs/13_planar.ipynb #planar-fixture
 _STATES = ("x [m]", "z [m]", "tilt [rad]", "vx [m/s]", "vz [m/s]", "tilt rate [rad/s]")
-_EDGE = (0.5, 0.5, 0.5, 1.0, 1.0, 1.0)
 
 
 @certified_env(
@@ -151,12 +167,8 @@ def planar_quadrotor(spec: PlanarQuadrotorSpec) -> Fixture:
     >>> planar_quadrotor(PlanarQuadrotorSpec()).problem.action_names
     ('thrust deviation [N]', 'torque [N m]')
     """
-    starts = {
-        "train": UniformStart(tuple(-x for x in _EDGE), _EDGE),
-        "test": NormalStart((0.0,) * 6, tuple(x / 2 for x in _EDGE)),
-    }
     names = _STATES, ("thrust deviation [N]", "torque [N m]")
-    problem = QuadraticProblem(_planar_model(spec), spec.horizon, spec.action_bound, starts, *names)
+    problem = QuadraticProblem(_planar_model(spec), spec.horizon, spec.action_bound, _planar_starts(), *names)
     shut = ("settled", "tame") if spec.parameters == "plain" else ()
     facts = {"parameters": spec.parameters, "fails": shut}
     return Fixture("rl_oodkit/PlanarQuadrotor-v1", spec, problem, QuadraticOracle(problem), facts)

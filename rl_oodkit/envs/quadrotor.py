@@ -29,7 +29,7 @@ from ..oracles.problem import NormalStart, QuadraticProblem, Start, UniformStart
 from ..oracles.quadratic import Converse
 from ..oracles.terms import Entry, Givens, Term
 
-# %% ../../nbs/envs/12_quadrotor.ipynb #quadrotor-sets
+# %% ../../nbs/envs/12_quadrotor.ipynb #quadrotor-printed
 _PRINTED: Mapping[str, Any] = MappingProxyType(
     {
         "thrust": "deviation",
@@ -40,6 +40,8 @@ _PRINTED: Mapping[str, Any] = MappingProxyType(
         "horizon": 512,
     }
 )
+
+# %% ../../nbs/envs/12_quadrotor.ipynb #quadrotor-sets
 _SETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "calibrated": {
@@ -57,6 +59,40 @@ _SETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "earlier": {"dt": 0.05, "inertia": (0.02, 0.02, 0.03), "noise_variance": 1e-4, **_PRINTED},
     }
 )
+
+# %% ../../nbs/envs/12_quadrotor.ipynb #strengths
+def _strengths(spec: Any) -> list[float]:
+    """Return the change of velocity and rates by a unit of each action, level and a step."""
+    jx, jy, jz = spec.inertia
+    return [spec.dt / spec.mass, spec.dt * spec.arm_length / jx, spec.dt * spec.arm_length / jy, spec.dt / jz]
+
+# %% ../../nbs/envs/12_quadrotor.ipynb #balance
+def _balance(spec: Any) -> None:
+    """Fill costs that are open from leverage and growth."""
+    check_positive(spec.leverage, "leverage")
+    P, slow = spec.weights, 0.05
+    tau = balanced_tau(spec.leverage, check_positive(spec.growth, "growth"), spec.discount)
+    rows = (P[2], P[3], P[3], P[3])
+    cost = balanced_costs(_strengths(spec), rows, spec.leverage, spec.authority, spec.discount)
+    fill(spec, {"state_cost": (slow * P[0], slow * P[1], tau * P[2], tau * P[3]), "action_cost": cost})
+
+# %% ../../nbs/envs/12_quadrotor.ipynb #complete
+def _complete(spec: Any) -> None:
+    """Fill the fields that are open, and raise if a number is out of its range."""
+    fill(spec, _SETS[check_choice(spec.parameters, "parameter set", _SETS)])
+    check_choice(spec.thrust, "thrust column", ("hover", "deviation"))
+    check_integer(spec.horizon, "horizon", minimum=1)
+    check_positive(spec.authority, "authority", high=1.0)
+    check_fraction(spec.discount, "discount")
+    check_number(spec.noise_variance, "noise_variance", low=0.0)
+    for name in ("dt", "mass", "arm_length"):
+        check_positive(getattr(spec, name), name)
+    for name, count in (("inertia", 3), ("weights", 4), ("action_bound", 4)):
+        check_row(getattr(spec, name), name, count)
+    if spec.leverage is not None:
+        _balance(spec)
+    for name in ("state_cost", "action_cost"):
+        check_row(getattr(spec, name), name, 4)
 
 # %% ../../nbs/envs/12_quadrotor.ipynb #quadrotorspec
 @dataclass(frozen=True)
@@ -92,35 +128,7 @@ class QuadrotorSpec:
     horizon: int | None = None  # steps
 
     def __post_init__(self) -> None:
-        fill(self, _SETS[check_choice(self.parameters, "parameter set", _SETS)])
-        check_choice(self.thrust, "thrust column", ("hover", "deviation"))
-        check_integer(self.horizon, "horizon", minimum=1)
-        check_positive(self.authority, "authority", high=1.0)
-        check_fraction(self.discount, "discount")
-        check_number(self.noise_variance, "noise_variance", low=0.0)
-        for name in ("dt", "mass", "arm_length"):
-            check_positive(getattr(self, name), name)
-        for name, count in (("inertia", 3), ("weights", 4), ("action_bound", 4)):
-            check_row(getattr(self, name), name, count)
-        if self.leverage is not None:
-            self._balance()
-        for name in ("state_cost", "action_cost"):
-            check_row(getattr(self, name), name, 4)
-
-    def _balance(self) -> None:
-        """Fill costs that are open from leverage and growth."""
-        check_positive(self.leverage, "leverage")
-        P, slow = self.weights, 0.05
-        tau = balanced_tau(self.leverage, check_positive(self.growth, "growth"), self.discount)
-        rows = (P[2], P[3], P[3], P[3])
-        cost = balanced_costs(_strengths(self), rows, self.leverage, self.authority, self.discount)
-        fill(self, {"state_cost": (slow * P[0], slow * P[1], tau * P[2], tau * P[3]), "action_cost": cost})
-
-
-def _strengths(spec: QuadrotorSpec) -> list[float]:
-    """Return the change of velocity and rates by a unit of each action, level and a step."""
-    jx, jy, jz = spec.inertia
-    return [spec.dt / spec.mass, spec.dt * spec.arm_length / jx, spec.dt * spec.arm_length / jy, spec.dt / jz]
+        _complete(self)
 
 # %% ../../nbs/envs/12_quadrotor.ipynb #thrust-column
 _PHI, _THETA, _PSI, _VX, _VY, _VZ = 3, 4, 5, 6, 7, 8
@@ -157,7 +165,7 @@ def _quadrotor_turns() -> tuple[Givens, ...]:
     ]
     return (*along, *about, *tilt, *attitude)
 
-
+# %% ../../nbs/envs/12_quadrotor.ipynb #quadrotor-model
 def _quadrotor_model(spec: QuadrotorSpec) -> Converse:
     """Derive the quadrotor's dynamics from its value function."""
     c, *torques = _strengths(spec)
@@ -173,13 +181,24 @@ def _quadrotor_model(spec: QuadrotorSpec) -> Converse:
         discount=spec.discount,
     )
 
-# %% ../../nbs/envs/12_quadrotor.ipynb #quadrotor-fixture
+# %% ../../nbs/envs/12_quadrotor.ipynb #quadrotor-starts
 def _box_start(*edges: float) -> UniformStart:
     """Return a uniform start with one edge for each group of three coordinates."""
     edge = np.repeat(edges, 3)
     return UniformStart(tuple(-edge), tuple(edge))
 
 
+def _quadrotor_starts(spec: QuadrotorSpec) -> dict[str, Start]:
+    """Return the start distributions by name."""
+    starts: dict[str, Start] = {
+        "train": _box_start(0.5, 0.35, 1.0, 1.0),
+        "test": NormalStart((0.0,) * 12, tuple(np.repeat([0.25, 0.15, 0.5, 0.5], 3))),
+    }
+    if spec.parameters != "calibrated":
+        starts["published"] = _box_start(1.0, 0.35, 0.6, 0.3)
+    return starts
+
+# %% ../../nbs/envs/12_quadrotor.ipynb #quadrotor-fixture
 _STATES = tuple(f"{x} [m]" for x in "xyz") + ("roll [rad]", "pitch [rad]", "yaw [rad]")
 _STATES += tuple(f"v{x} [m/s]" for x in "xyz") + ("roll rate [rad/s]", "pitch rate [rad/s]", "yaw rate [rad/s]")
 _ACTIONS = ("thrust deviation [N]", "roll force [N]", "pitch force [N]", "yaw torque [N m]")
@@ -208,12 +227,7 @@ def quadrotor(spec: QuadrotorSpec) -> Fixture:
     >>> quadrotor(QuadrotorSpec()).problem.m
     4
     """
-    starts: dict[str, Start] = {
-        "train": _box_start(0.5, 0.35, 1.0, 1.0),
-        "test": NormalStart((0.0,) * 12, tuple(np.repeat([0.25, 0.15, 0.5, 0.5], 3))),
-    }
-    if spec.parameters != "calibrated":
-        starts["published"] = _box_start(1.0, 0.35, 0.6, 0.3)
-    problem = QuadraticProblem(_quadrotor_model(spec), spec.horizon, spec.action_bound, starts, _STATES, _ACTIONS)
+    model, starts = _quadrotor_model(spec), _quadrotor_starts(spec)
+    problem = QuadraticProblem(model, spec.horizon, spec.action_bound, starts, _STATES, _ACTIONS)
     facts = {"source": "arXiv:2603.17631", "parameters": spec.parameters, "fails": _SHUT[spec.parameters]}
     return Fixture("rl_oodkit/Quadrotor-v1", spec, problem, QuadraticOracle(problem), facts)

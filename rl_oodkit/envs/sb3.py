@@ -8,20 +8,17 @@ __all__ = ['CertifiedVecEnv', 'Float32View']
 # %% ../../nbs/envs/03_sb3.ipynb #sb3-imports
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from ..core.errors import ParameterError, check_array
 from .core import EpisodeCore, NotResetError, core_of
-from .plant import check_render_mode, frame_of, plant_of, spaces_of
+from .plant import Plant, check_render_mode, frame_of, plant_of, spaces_of
 from .single import root_seed
 from .vector import rows_first, rows_last
 from ..oracles.fixture import Fixture
-
-if TYPE_CHECKING:
-    from stable_baselines3.common.vec_env import VecEnv
 
 # %% ../../nbs/envs/03_sb3.ipynb #joined
 @cache
@@ -31,8 +28,113 @@ def _joined(cls: type) -> type:
 
     return cls if issubclass(cls, VecEnv) else type(VecEnv)(cls.__name__, (cls, VecEnv), {"__doc__": cls.__doc__})
 
+# %% ../../nbs/envs/03_sb3.ipynb #cast
+def _cast(x: np.ndarray) -> np.ndarray:
+    """Return observations (o, B) as float32 of shape (B, o)."""
+    return x.T.astype(np.float32, order="C")
+
+# %% ../../nbs/envs/03_sb3.ipynb #tell-ends
+def _tell_ends(infos: list[dict[str, Any]], last: np.ndarray, done: np.ndarray, terminated: np.ndarray) -> None:
+    """Write last observations, of shape (B, o), and the kind of end into the infos of those who are done."""
+    for i in np.flatnonzero(done):
+        cut = not terminated[i]
+        infos[i] = {"terminal_observation": last[i].copy(), "TimeLimit.truncated": cut}
+
+# %% ../../nbs/envs/03_sb3.ipynb #asked-of
+class _AskedOf:
+    """Answer what the library asks of single worlds, which are one object here."""
+
+    def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+    def get_attr(self, attr_name: str, indices: None | int | Iterable[int] = None) -> list[Any]:
+        """Return an attribute, the same for each of the worlds asked."""
+        return [getattr(self, attr_name) for _ in self._get_indices(indices)]
+
+    def set_attr(self, attr_name: str, value: Any, indices: None | int | Iterable[int] = None) -> None:
+        """Set an attribute of all worlds."""
+        if indices is not None and len(set(self._get_indices(indices))) < self.num_envs:
+            raise ParameterError(f"{attr_name} of some worlds", instead="All worlds are one object; set it for all.")
+        setattr(self, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Refuse: no world has methods of its own."""
+        raise ParameterError(f"method {method_name!r} of single worlds", instead="Make a CertifiedEnv for that.")
+
+    def env_is_wrapped(self, wrapper_class: type, indices: None | int | Iterable[int] = None) -> list[bool]:
+        """Return False for each of the worlds asked."""
+        return [False for _ in self._get_indices(indices)]
+
+# %% ../../nbs/envs/03_sb3.ipynb #sb3-shown
+class _Shown(_AskedOf):
+    """Show the states of the worlds in an episode core."""
+
+    plant: Plant
+    render_mode: str | None
+    _core: EpisodeCore
+
+    @property
+    def states(self) -> np.ndarray:
+        """Return a copy of the states, float64 of shape (B, n)."""
+        return rows_first(self._core.states)
+
+    def get_images(self) -> list[np.ndarray | None]:
+        """Draw all states, each uint8 of shape (height, width, 3)."""
+        return [frame_of(self.plant, state) for state in self.states] if self.render_mode else []
+
+# %% ../../nbs/envs/03_sb3.ipynb #sb3-seeded
+class _Seeded(_Shown):
+    """Choose root seeds, and start episodes."""
+
+    num_envs: int
+    _seeds: list[int | None]
+
+    def seed(self, seed: int | None = None) -> list[int | None]:
+        """Choose the root seeds that the next reset uses; None keeps what is set."""
+        first = root_seed(seed)
+        if first is not None:
+            self._seeds = [first + i for i in range(self.num_envs)]
+        return self._seeds
+
+    def reset(self) -> np.ndarray:
+        """Start an episode in all worlds; return observations, float32 of shape (B, o)."""
+        observations = _cast(self._core.reset(self._seeds))
+        self._reset_seeds()
+        self._reset_options()
+        return observations
+
+# %% ../../nbs/envs/03_sb3.ipynb #sb3-looped
+class _Looped(_Seeded):
+    """Step the worlds in two calls, and reset those whose episode has ended."""
+
+    _pending: np.ndarray | None
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Keep actions of shape (B, m) for `step_wait`."""
+        self._pending = check_array(actions, "action", finite=False)
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        """Advance all worlds, and reset those whose episode has ended.
+
+        Returns
+        -------
+        tuple
+            Observations float32 of shape (B, o), rewards float32 of shape (B,), dones, one dictionary a world.
+        """
+        if self._pending is None:
+            raise NotResetError("no actions are waiting", where="step_wait", instead="Call step_async first.")
+        seen, reward, terminated, truncated = self._core.step(rows_last(self._pending))
+        done = terminated | truncated
+        self._pending = None
+        observations = _cast(seen)
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if self._core.idle:
+            _tell_ends(infos, observations, done, terminated)
+            observations = _cast(self._core.reset(mask=done))
+        return observations, reward.astype(np.float32), done, infos
+
 # %% ../../nbs/envs/03_sb3.ipynb #certifiedvecenv
-class CertifiedVecEnv:
+class CertifiedVecEnv(_Looped):
     """Wrap a certified problem as a vector environment of Stable-Baselines3.
 
     Parameters
@@ -86,81 +188,6 @@ class CertifiedVecEnv:
         self._pending: np.ndarray | None = None
         super().__init__(self._core.worlds, *spaces_of(self.plant.problem, np.float32))
         self.seed(int(np.random.SeedSequence().generate_state(1)[0]) if first_seed is None else first_seed)
-
-    def seed(self, seed: int | None = None) -> list[int | None]:
-        """Choose the root seeds that the next reset uses; None keeps what is set."""
-        first = root_seed(seed)
-        if first is not None:
-            self._seeds = [first + i for i in range(self.num_envs)]
-        return self._seeds
-
-    def reset(self) -> np.ndarray:
-        """Start an episode in all worlds; return observations, float32 of shape (B, o)."""
-        observations = self._cast(self._core.reset(self._seeds))
-        self._reset_seeds()
-        self._reset_options()
-        return observations
-
-    @staticmethod
-    def _cast(x: np.ndarray) -> np.ndarray:
-        """Return observations (o, B) as float32 of shape (B, o)."""
-        return x.T.astype(np.float32, order="C")
-
-    def step_async(self, actions: np.ndarray) -> None:
-        """Keep actions of shape (B, m) for `step_wait`."""
-        self._pending = check_array(actions, "action", finite=False)
-
-    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Advance all worlds, and reset those whose episode has ended.
-
-        Returns
-        -------
-        tuple
-            Observations float32 of shape (B, o), rewards float32 of shape (B,), dones, one dictionary a world.
-        """
-        if self._pending is None:
-            raise NotResetError("no actions are waiting", where="step_wait", instead="Call step_async first.")
-        seen, reward, terminated, truncated = self._core.step(rows_last(self._pending))
-        done = terminated | truncated
-        self._pending = None
-        observations = self._cast(seen)
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
-        if self._core.idle:
-            for i in np.flatnonzero(done):
-                cut = not terminated[i]
-                infos[i] = {"terminal_observation": observations[i].copy(), "TimeLimit.truncated": cut}
-            observations = self._cast(self._core.reset(mask=done))
-        return observations, reward.astype(np.float32), done, infos
-
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
-
-    def get_attr(self, attr_name: str, indices: None | int | Iterable[int] = None) -> list[Any]:
-        """Return an attribute, the same for each of the worlds asked."""
-        return [getattr(self, attr_name) for _ in self._get_indices(indices)]
-
-    def set_attr(self, attr_name: str, value: Any, indices: None | int | Iterable[int] = None) -> None:
-        """Set an attribute of all worlds."""
-        if indices is not None and len(set(self._get_indices(indices))) < self.num_envs:
-            raise ParameterError(f"{attr_name} of some worlds", instead="All worlds are one object; set it for all.")
-        setattr(self, attr_name, value)
-
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """Refuse: no world has methods of its own."""
-        raise ParameterError(f"method {method_name!r} of single worlds", instead="Make a CertifiedEnv for that.")
-
-    def env_is_wrapped(self, wrapper_class: type, indices: None | int | Iterable[int] = None) -> list[bool]:
-        """Return False for each of the worlds asked."""
-        return [False for _ in self._get_indices(indices)]
-
-    @property
-    def states(self) -> np.ndarray:
-        """Return a copy of the states, float64 of shape (B, n)."""
-        return rows_first(self._core.states)
-
-    def get_images(self) -> list[np.ndarray | None]:
-        """Draw all states, each uint8 of shape (height, width, 3)."""
-        return [frame_of(self.plant, state) for state in self.states] if self.render_mode else []
 
 # %% ../../nbs/envs/03_sb3.ipynb #float32view
 class Float32View(gym.Wrapper[np.ndarray, np.ndarray, np.ndarray, np.ndarray]):

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..core.errors import ParameterError, check_integer, shown
 from .core import EpisodeCore
-from .plant import check_render_mode, frame_of, gym_spec, metadata_of, plant_of, spaces_of
+from .plant import Plant, check_render_mode, frame_of, gym_spec, metadata_of, plant_of, spaces_of
 from ..oracles.fixture import Fixture
 
 # %% ../../nbs/envs/01_single.ipynb #single-border
@@ -41,7 +41,7 @@ def root_seed(seed: Any) -> int | None:
     """
     return None if seed is None else check_integer(seed, "seed", minimum=0, maximum=None)
 
-
+# %% ../../nbs/envs/01_single.ipynb #refuse-options
 def refuse_options(options: Any, known: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the options of a reset, or raise if one of them is unknown.
 
@@ -74,8 +74,65 @@ def refuse_options(options: Any, known: tuple[str, ...] = ()) -> dict[str, Any]:
         raise ParameterError(f"unknown option {unknown[0]!r}", where="reset", instead=have)
     return dict(options or {})
 
+# %% ../../nbs/envs/01_single.ipynb #single-shown
+class _Shown(gym.Env[np.ndarray, np.ndarray]):
+    """Show the state of the only world in an episode core."""
+
+    plant: Plant
+    _core: EpisodeCore
+
+    @property
+    def state(self) -> np.ndarray:
+        """Return a copy of the state, float64 of shape (n,)."""
+        return self._core.states[:, 0].copy()
+
+    def render(self) -> np.ndarray | None:
+        """Draw the state, uint8 of shape (height, width, 3); None without a render mode."""
+        return frame_of(self.plant, self.state) if self.render_mode else None
+
+# %% ../../nbs/envs/01_single.ipynb #single-looped
+class _Looped(_Shown):
+    """Reset and step the only world of an episode core."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        """Start an episode: the first of a seed, or the next one.
+
+        Parameters
+        ----------
+        seed : int, optional
+            Root seed, 0 or larger, of any size.
+        options : dict, optional
+            Must be empty.
+
+        Returns
+        -------
+        tuple
+            Observation, float64 of shape (o,); an empty dictionary.
+        """
+        seed = root_seed(seed)
+        refuse_options(options)
+        if seed is None and self._core.episodes[0] is None:
+            seed = self.np_random_seed
+        super().reset(seed=seed)
+        return self._core.reset([seed])[:, 0].copy(), {}
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Advance the world by one step.
+
+        Parameters
+        ----------
+        action : float array of shape (m,)
+            Raw action; the problem clips it to the box.
+
+        Returns
+        -------
+        tuple
+            Observation float64 of shape (o,), reward, terminated, truncated, an empty dictionary.
+        """
+        return (*self._core.step_one(action), {})
+
 # %% ../../nbs/envs/01_single.ipynb #certifiedenv
-class CertifiedEnv(gym.Env[np.ndarray, np.ndarray]):
+class CertifiedEnv(_Looped):
     """Wrap a certified problem as a Gymnasium environment.
 
     Parameters
@@ -129,49 +186,3 @@ class CertifiedEnv(gym.Env[np.ndarray, np.ndarray]):
         if not isinstance(compiled, bool):
             raise ParameterError(f"compiled is {shown(compiled)}", instead="Use True or False.")
         self._core = EpisodeCore(self.plant.problem, 1, compiled)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
-        """Start an episode: the first of a seed, or the next one.
-
-        Parameters
-        ----------
-        seed : int, optional
-            Root seed, 0 or larger, of any size.
-        options : dict, optional
-            Must be empty.
-
-        Returns
-        -------
-        tuple
-            Observation, float64 of shape (o,); an empty dictionary.
-        """
-        seed = root_seed(seed)
-        refuse_options(options)
-        if seed is None and self._core.episodes[0] is None:
-            seed = self.np_random_seed
-        super().reset(seed=seed)
-        return self._core.reset([seed])[:, 0].copy(), {}
-
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Advance the world by one step.
-
-        Parameters
-        ----------
-        action : float array of shape (m,)
-            Raw action; the problem clips it to the box.
-
-        Returns
-        -------
-        tuple
-            Observation float64 of shape (o,), reward, terminated, truncated, an empty dictionary.
-        """
-        return (*self._core.step_one(action), {})
-
-    @property
-    def state(self) -> np.ndarray:
-        """Return a copy of the state, float64 of shape (n,)."""
-        return self._core.states[:, 0].copy()
-
-    def render(self) -> np.ndarray | None:
-        """Draw the state, uint8 of shape (height, width, 3); None without a render mode."""
-        return frame_of(self.plant, self.state) if self.render_mode else None

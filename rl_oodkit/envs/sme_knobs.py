@@ -35,11 +35,58 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )  # fmt: skip
 
-# %% ../../nbs/envs/19_sme_knobs.ipynb #smespec
+# %% ../../nbs/envs/19_sme_knobs.ipynb #check-alone
+_COUNTS = (("states", 1024), ("actions", 1024), ("complexity", 64), ("reward_every", 10**6), ("horizon", 10**5))
+_SIZES = (
+    ("reward_min", 1.0),
+    ("kill_threshold", 1.0),
+    ("phase_noise", 1.0),
+    ("observation_noise_std", 10.0),
+    ("discount", 1.0),
+)
+
+
+def _check_alone(spec: Any) -> None:
+    """Raise if a knob is out of its range, and write equal knobs alike."""
+    for name, most in _COUNTS:
+        object.__setattr__(spec, name, check_integer(getattr(spec, name), name, minimum=1, maximum=most))
+    object.__setattr__(spec, "instance_seed", check_integer(spec.instance_seed, "instance_seed", minimum=0))
+    for name, high in _SIZES:  # as floats, so that equal knobs are written alike
+        object.__setattr__(spec, name, check_number(getattr(spec, name), name, 0.0, high))
+    check_choice(spec.policy, "policy", ("calibrated", "wheel"))
+    if not isinstance(spec.legacy_payout, bool):
+        raise ParameterError(f"legacy_payout is {shown(spec.legacy_payout)}", instead="Use True or False.")
+
+# %% ../../nbs/envs/19_sme_knobs.ipynb #check-together
+def _check_together(spec: Any) -> None:
+    """Raise where the optimum would not be known."""
+    where = "SMESpec"
+    if spec.reward_min >= 1:
+        raise ParameterError("reward_min is 1: nothing is ever earned", where=where, instead="Use less than 1.")
+    if not 0 < spec.discount < 1:
+        raise ParameterError(f"discount is {spec.discount}", where=where, instead="Use a number in (0, 1).")
+    T, k, D = spec.horizon, spec.reward_every, spec.kill_threshold
+    if not spec.legacy_payout and killing_pays(T, k, spec.discount, D, spec.reward_min):
+        what = f"paid every {k} steps at discount {spec.discount:g}, an agent gains by being killed below {D:g}"
+        enough = math.ceil(1e4 * max(0.5, 1 - 1 / min(k, T))) / 1e4
+        said = f"Use a discount of {enough} or more, pay more often, or set legacy_payout=True."
+        raise ParameterError(what, where=where, instead=said)
+    if spec.policy == "calibrated" and spec.states == 1 and spec.complexity > 4:
+        what = f"{spec.complexity} layers of one state cannot be calibrated"
+        raise ParameterError(what, where=where, instead="Use 4 layers or fewer, or two states.")
+
+# %% ../../nbs/envs/19_sme_knobs.ipynb #warn-shared
 class SharedTargetsWarning(UserWarning):
     """Warn that there are more actions than independent targets."""
 
 
+def _warn_shared(spec: Any) -> None:
+    """Warn where targets repeat each other; called by the constructor that the user has called."""
+    if spec.actions > spec.states:
+        what = f"{spec.actions} actions of {spec.states} states: at most {spec.states} targets are independent"
+        warnings.warn(f"{what}, the others repeat them.", SharedTargetsWarning, stacklevel=4)
+
+# %% ../../nbs/envs/19_sme_knobs.ipynb #smespec
 @dataclass(frozen=True)
 class SMESpec:
     """Set the knobs of a synthetic monitoring environment.
@@ -78,43 +125,6 @@ class SMESpec:
     def __post_init__(self) -> None:
         fill(self, {**PRESETS["base"], **PRESETS[check_choice(self.preset, "preset", tuple(PRESETS))]})
         object.__setattr__(self, "preset", "base")  # a filled preset is its knobs, however it was asked for
-        for name, most in _COUNTS:
-            object.__setattr__(self, name, check_integer(getattr(self, name), name, minimum=1, maximum=most))
-        object.__setattr__(self, "instance_seed", check_integer(self.instance_seed, "instance_seed", minimum=0))
-        for name, high in _SIZES:  # as floats, so that equal knobs are written alike
-            object.__setattr__(self, name, check_number(getattr(self, name), name, 0.0, high))
-        check_choice(self.policy, "policy", ("calibrated", "wheel"))
-        if not isinstance(self.legacy_payout, bool):
-            raise ParameterError(f"legacy_payout is {shown(self.legacy_payout)}", instead="Use True or False.")
+        _check_alone(self)
         _check_together(self)
-
-
-_COUNTS = (("states", 1024), ("actions", 1024), ("complexity", 64), ("reward_every", 10**6), ("horizon", 10**5))
-_SIZES = (
-    ("reward_min", 1.0),
-    ("kill_threshold", 1.0),
-    ("phase_noise", 1.0),
-    ("observation_noise_std", 10.0),
-    ("discount", 1.0),
-)
-
-# %% ../../nbs/envs/19_sme_knobs.ipynb #check-together
-def _check_together(spec: SMESpec) -> None:
-    """Raise where the optimum would not be known, and warn where targets repeat each other."""
-    where = "SMESpec"
-    if spec.reward_min >= 1:
-        raise ParameterError("reward_min is 1: nothing is ever earned", where=where, instead="Use less than 1.")
-    if not 0 < spec.discount < 1:
-        raise ParameterError(f"discount is {spec.discount}", where=where, instead="Use a number in (0, 1).")
-    T, k, D = spec.horizon, spec.reward_every, spec.kill_threshold
-    if not spec.legacy_payout and killing_pays(T, k, spec.discount, D, spec.reward_min):
-        what = f"paid every {k} steps at discount {spec.discount:g}, an agent gains by being killed below {D:g}"
-        enough = math.ceil(1e4 * max(0.5, 1 - 1 / min(k, T))) / 1e4
-        said = f"Use a discount of {enough} or more, pay more often, or set legacy_payout=True."
-        raise ParameterError(what, where=where, instead=said)
-    if spec.policy == "calibrated" and spec.states == 1 and spec.complexity > 4:
-        what = f"{spec.complexity} layers of one state cannot be calibrated"
-        raise ParameterError(what, where=where, instead="Use 4 layers or fewer, or two states.")
-    if spec.actions > spec.states:
-        what = f"{spec.actions} actions of {spec.states} states: at most {spec.states} targets are independent"
-        warnings.warn(f"{what}, the others repeat them.", SharedTargetsWarning, stacklevel=4)
+        _warn_shared(self)

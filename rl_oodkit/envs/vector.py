@@ -15,7 +15,7 @@ from gymnasium.vector.utils import batch_space
 
 from ..core.errors import ParameterError, check_array, shown
 from .core import EpisodeCore
-from .plant import check_render_mode, frame_of, metadata_of, plant_of, spaces_of
+from .plant import Plant, check_render_mode, frame_of, metadata_of, plant_of, spaces_of
 from .single import refuse_options, root_seed
 from ..oracles.fixture import Fixture
 
@@ -50,7 +50,7 @@ def rows_first(x: np.ndarray) -> np.ndarray:
     """
     return np.array(x.T, order="C", copy=True)
 
-
+# %% ../../nbs/envs/02_vector.ipynb #rows-last
 def rows_last(actions: Any) -> np.ndarray:
     """Return actions with the batch last and contiguous rows.
 
@@ -97,8 +97,73 @@ def _ended_now(seen: np.ndarray, over: np.ndarray) -> tuple[np.ndarray | None, d
         return None, {}
     return over, _final_infos(rows_first(seen), over)
 
+# %% ../../nbs/envs/02_vector.ipynb #shown
+class _Shown(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+    """Show the states of the worlds in an episode core."""
+
+    plant: Plant
+    _core: EpisodeCore
+
+    @property
+    def states(self) -> np.ndarray:
+        """Return a copy of the states, float64 of shape (B, n)."""
+        return rows_first(self._core.states)
+
+    def render(self) -> tuple[np.ndarray, ...] | None:
+        """Draw all states, each uint8 of shape (height, width, 3); None without a render mode."""
+        return tuple(frame_of(self.plant, state) for state in self.states) if self.render_mode else None
+
+# %% ../../nbs/envs/02_vector.ipynb #looped
+class _Looped(_Shown):
+    """Reset and step the worlds, and keep the custom at the end of an episode."""
+
+    _autoreset_mode: AutoresetMode
+
+    def reset(
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.ndarray, dict[str, Any]]:
+        """Start episodes: the first ones of a seed, or the next ones.
+
+        Parameters
+        ----------
+        seed : int or sequence of int, optional
+            An integer r gives world i the root r + i; a sequence gives one root, or None, a world.
+        options : dict, optional
+            "reset_mask", a bool array of shape (B,): the worlds to reset.
+
+        Returns
+        -------
+        tuple
+            Observations, float64 of shape (B, o), of all worlds; an empty dictionary.
+        """
+        mask = refuse_options(options, ("reset_mask",)).get("reset_mask")
+        begun = any(episode is not None for episode in self._core.episodes)
+        return rows_first(self._core.reset(_roots(self, seed, begun), mask)), {}
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Advance all worlds by one step, and reset those whose episode has ended.
+
+        Parameters
+        ----------
+        actions : float array of shape (B, m)
+            Raw actions; the problem clips them to the box.
+
+        Returns
+        -------
+        tuple
+            Observations float64 (B, o), rewards float64 (B,), terminated and truncated bool (B,), infos.
+        """
+        ended = ~self._core.running if self._core.idle else None
+        seen, reward, terminated, truncated = self._core.step(rows_last(actions))
+        infos: dict[str, Any] = {}
+        if self._autoreset_mode is AutoresetMode.SAME_STEP:
+            ended, infos = _ended_now(seen, terminated | truncated)
+        if ended is not None:
+            seen = self._core.reset(mask=ended)
+        return rows_first(seen), reward, terminated, truncated, infos
+
 # %% ../../nbs/envs/02_vector.ipynb #certifiedvectorenv
-class CertifiedVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
+class CertifiedVectorEnv(_Looped):
     """Wrap a certified problem as a native Gymnasium vector environment.
 
     Parameters
@@ -157,55 +222,3 @@ class CertifiedVectorEnv(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         self.single_observation_space, self.single_action_space = spaces_of(self.plant.problem)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-
-    def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[np.ndarray, dict[str, Any]]:
-        """Start episodes: the first ones of a seed, or the next ones.
-
-        Parameters
-        ----------
-        seed : int or sequence of int, optional
-            An integer r gives world i the root r + i; a sequence gives one root, or None, a world.
-        options : dict, optional
-            "reset_mask", a bool array of shape (B,): the worlds to reset.
-
-        Returns
-        -------
-        tuple
-            Observations, float64 of shape (B, o), of all worlds; an empty dictionary.
-        """
-        mask = refuse_options(options, ("reset_mask",)).get("reset_mask")
-        begun = any(episode is not None for episode in self._core.episodes)
-        return rows_first(self._core.reset(_roots(self, seed, begun), mask)), {}
-
-    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Advance all worlds by one step, and reset those whose episode has ended.
-
-        Parameters
-        ----------
-        actions : float array of shape (B, m)
-            Raw actions; the problem clips them to the box.
-
-        Returns
-        -------
-        tuple
-            Observations float64 (B, o), rewards float64 (B,), terminated and truncated bool (B,), infos.
-        """
-        ended = ~self._core.running if self._core.idle else None
-        seen, reward, terminated, truncated = self._core.step(rows_last(actions))
-        infos: dict[str, Any] = {}
-        if self._autoreset_mode is AutoresetMode.SAME_STEP:
-            ended, infos = _ended_now(seen, terminated | truncated)
-        if ended is not None:
-            seen = self._core.reset(mask=ended)
-        return rows_first(seen), reward, terminated, truncated, infos
-
-    @property
-    def states(self) -> np.ndarray:
-        """Return a copy of the states, float64 of shape (B, n)."""
-        return rows_first(self._core.states)
-
-    def render(self) -> tuple[np.ndarray, ...] | None:
-        """Draw all states, each uint8 of shape (height, width, 3); None without a render mode."""
-        return tuple(frame_of(self.plant, state) for state in self.states) if self.render_mode else None

@@ -32,18 +32,6 @@ _ROWS: Mapping[str, tuple[float, ...]] = MappingProxyType(
         "insane": (1.0, 0.08, 0.30, 1e-6, 5e-4, 5e-5),
     }
 )
-_PUBLISHED_GROWTH: Mapping[str, float] = MappingProxyType(
-    {"easy": 1.001, "medium": 1.002, "hard": 1.004, "insane": 1.005}
-)
-_CALIBRATED_COST: Mapping[str, float] = MappingProxyType(
-    {"easy": 0.0252, "medium": 0.0423, "hard": 0.0388, "insane": 0.0236}
-)
-_SETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "calibrated": {"growth": 1.001, "horizon": 500, "action_bound": 3.0},
-        "published": {"horizon": 700, "action_bound": 2.0},
-    }
-)
 
 # %% ../../nbs/envs/11_vehicle.ipynb #free-growth
 def free_growth(action_cost: float, authority: float, dt: float, discount: float) -> float:
@@ -72,6 +60,11 @@ def free_growth(action_cost: float, authority: float, dt: float, discount: float
     """
     return math.sqrt((1 + discount * (authority * dt) ** 2 / action_cost) / discount)
 
+# %% ../../nbs/envs/11_vehicle.ipynb #published-cost
+_PUBLISHED_GROWTH: Mapping[str, float] = MappingProxyType(
+    {"easy": 1.001, "medium": 1.002, "hard": 1.004, "insane": 1.005}
+)
+
 
 def _published_cost(authority: float, growth: float, dt: float, discount: float) -> float:
     """Return the action cost of the source's rule."""
@@ -81,6 +74,49 @@ def _published_cost(authority: float, growth: float, dt: float, discount: float)
             break
         cost *= 0.6
     return cost
+
+# %% ../../nbs/envs/11_vehicle.ipynb #vehicle-sets
+_CALIBRATED_COST: Mapping[str, float] = MappingProxyType(
+    {"easy": 0.0252, "medium": 0.0423, "hard": 0.0388, "insane": 0.0236}
+)
+_SETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "calibrated": {"growth": 1.001, "horizon": 500, "action_bound": 3.0},
+        "published": {"horizon": 700, "action_bound": 2.0},
+    }
+)
+
+
+def _growth(chosen: str, level: str) -> float:
+    """Return the open-loop growth of a set and level."""
+    return _SETS[chosen].get("growth", _PUBLISHED_GROWTH[level])
+
+# %% ../../nbs/envs/11_vehicle.ipynb #check-vehicle
+def _check_vehicle(spec: Any) -> None:
+    """Raise if a number is out of its range."""
+    check_integer(spec.horizon, "horizon", minimum=1)
+    check_positive(spec.authority, "authority", high=1.0)
+    check_fraction(spec.discount, "discount")
+    for name in ("growth", "action_bound", "dt"):
+        check_positive(getattr(spec, name), name)
+    for name in ("alpha", "kappa", "chain_turn"):
+        check_number(getattr(spec, name), name)
+    for name in ("pose_variance", "speed_variance", "turn_variance"):
+        check_number(getattr(spec, name), name, low=0.0)
+
+# %% ../../nbs/envs/11_vehicle.ipynb #complete
+def _complete(spec: Any) -> None:
+    """Fill the fields that are open from level and parameter set, and raise if a number is out of its range."""
+    check_integer(spec.vehicles, "vehicles", minimum=1, maximum=3)
+    for name in ("speed_chain", "turn_chain"):
+        check_integer(getattr(spec, name), name, minimum=1, maximum=3)
+    level = check_choice(spec.level, "level", _ROWS)
+    chosen = check_choice(spec.parameters, "parameter set", _SETS)
+    fill(spec, dict(zip(_NAMES, _ROWS[level], strict=True)) | {"growth": _growth(chosen, level)} | _SETS[chosen])
+    _check_vehicle(spec)
+    rule = _published_cost(spec.authority, spec.growth, spec.dt, spec.discount)
+    fill(spec, {"action_cost": rule if chosen == "published" else _CALIBRATED_COST[level]})
+    check_positive(spec.action_cost, "action_cost")
 
 # %% ../../nbs/envs/11_vehicle.ipynb #vehiclespec
 @dataclass(frozen=True)
@@ -118,39 +154,13 @@ class VehicleSpec:
     discount: float = 0.99  # of one step
 
     def __post_init__(self) -> None:
-        check_integer(self.vehicles, "vehicles", minimum=1, maximum=3)
-        for name in ("speed_chain", "turn_chain"):
-            check_integer(getattr(self, name), name, minimum=1, maximum=3)
-        level = check_choice(self.level, "level", _ROWS)
-        chosen = check_choice(self.parameters, "parameter set", _SETS)
-        fill(self, dict(zip(_NAMES, _ROWS[level], strict=True)) | {"growth": _growth(chosen, level)} | _SETS[chosen])
-        self._check_numbers()
-        rule = _published_cost(self.authority, self.growth, self.dt, self.discount)
-        fill(self, {"action_cost": rule if chosen == "published" else _CALIBRATED_COST[level]})
-        check_positive(self.action_cost, "action_cost")
-
-    def _check_numbers(self) -> None:
-        """Raise if a number is out of its range."""
-        check_integer(self.horizon, "horizon", minimum=1)
-        check_positive(self.authority, "authority", high=1.0)
-        check_fraction(self.discount, "discount")
-        for name in ("growth", "action_bound", "dt"):
-            check_positive(getattr(self, name), name)
-        for name in ("alpha", "kappa", "chain_turn"):
-            check_number(getattr(self, name), name)
-        for name in ("pose_variance", "speed_variance", "turn_variance"):
-            check_number(getattr(self, name), name, low=0.0)
+        _complete(self)
 
     @property
     def tau(self) -> float:
         """Return the coercivity that gives the growth, as the source clips it."""
         free = free_growth(self.action_cost, self.authority, self.dt, self.discount)
         return min(max(1 - (self.growth / free) ** 2, 1e-6), 0.999)
-
-
-def _growth(chosen: str, level: str) -> float:
-    """Return the open-loop growth of a set and level."""
-    return _SETS[chosen].get("growth", _PUBLISHED_GROWTH[level])
 
 # %% ../../nbs/envs/11_vehicle.ipynb #vehicle-turns
 def _vehicle_turns(spec: VehicleSpec, o: int) -> list[Givens]:
@@ -219,7 +229,7 @@ class RingStart:
                 states[[o + 3, o + 3 + self.speed_chain], world] = rates
         return states
 
-# %% ../../nbs/envs/11_vehicle.ipynb #vehicle-fixture
+# %% ../../nbs/envs/11_vehicle.ipynb #vehicle-starts
 def _vehicle_starts(spec: VehicleSpec) -> dict[str, Start]:
     """Return the start distributions by name."""
     chains = spec.vehicles, spec.speed_chain, spec.turn_chain
@@ -230,7 +240,7 @@ def _vehicle_starts(spec: VehicleSpec) -> dict[str, Start]:
     }
     return starts if spec.parameters == "calibrated" else starts | {"published": RingStart(*chains)}
 
-
+# %% ../../nbs/envs/11_vehicle.ipynb #vehicle-names
 def _vehicle_names(spec: VehicleSpec) -> tuple[list[str], list[str]]:
     """Return names of states and actions."""
     lags = [("speed", "m/s", spec.speed_chain), ("turn rate", "rad/s", spec.turn_chain)]
@@ -239,6 +249,11 @@ def _vehicle_names(spec: VehicleSpec) -> tuple[list[str], list[str]]:
     numbers = range(1, spec.vehicles + 1)
     actions = [f"{name} command {i}" for i in numbers for name in ("speed", "turn")]
     return [name.format(i) for i in numbers for name in one], actions
+
+# %% ../../nbs/envs/11_vehicle.ipynb #vehicle-fixture
+def _shut(spec: VehicleSpec) -> tuple[str, ...]:
+    """Return the difficulty gates that a published level does not pass."""
+    return ("settled",) if spec.parameters == "published" and spec.level in ("hard", "insane") else ()
 
 
 @certified_env("rl_oodkit/Vehicle-v1", VehicleSpec, render="rl_oodkit.envs.render:draw_vehicle")
@@ -268,8 +283,3 @@ def vehicle(spec: VehicleSpec) -> Fixture:
     problem = QuadraticProblem(_vehicle_model(spec), spec.horizon, spec.action_bound, starts, states, actions)
     facts = {"source": "arXiv:2603.17631", "parameters": spec.parameters, "fails": _shut(spec)}
     return Fixture("rl_oodkit/Vehicle-v1", spec, problem, QuadraticOracle(problem), facts)
-
-
-def _shut(spec: VehicleSpec) -> tuple[str, ...]:
-    """Return the difficulty gates that a published level does not pass."""
-    return ("settled",) if spec.parameters == "published" and spec.level in ("hard", "insane") else ()

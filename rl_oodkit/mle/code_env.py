@@ -21,6 +21,7 @@ from ..core.errors import ParameterError, SandboxUnavailableError, shown
 from .actions import UnicodeText, visible
 from .code_episode import CodeEpisode, CodeRules, CodeTask, HasFaces, episode_reward, opening
 from .execution import CodeExecutor
+from .layout import SPLITS, check_split
 from .meta import PublicTask, csv_bytes
 from .steps import StepRunner, runner_of
 
@@ -89,7 +90,6 @@ class _Rebuilt(Mapping[str, HasFaces]):
 # %% ../../nbs/mle/76_code_env.ipynb #makers
 def _released(name: str, split: str, most: int | None = None) -> dict[str, Callable[[], HasFaces]]:
     """Return what makes the tasks of a released suite's split, by name."""
-    from rl_oodkit.mle.layout import check_split
     from rl_oodkit.mle.release import Release
 
     release = Release(name)
@@ -106,10 +106,22 @@ def _faces(release: Any, name: str) -> HasFaces:
 def _toys(split: str) -> dict[str, Callable[[], HasFaces]]:
     """Return what makes the toy tasks of a split, by name; the commands of `rl-oodkit mle` have the same."""
     from rl_oodkit.mle.arenas import toy_arenas
-    from rl_oodkit.mle.layout import SPLITS, check_split
 
-    made = toy_arenas(4, seed=SPLITS.index(check_split(split)))
-    return {arena.name: partial(CodeTask, arena.public, arena.judge) for arena in made}
+    number = SPLITS.index(check_split(split))
+    return {arena.name: partial(CodeTask, arena.public, arena.judge) for arena in toy_arenas(4, seed=number)}
+
+# %% ../../nbs/mle/76_code_env.ipynb #named
+def _named(suite: str | Path | None, split: str, opened: ExitStack) -> Mapping[str, HasFaces]:
+    """Return the tasks of a folder, of a released suite, the toys, or the four of the default."""
+    if suite is None:
+        return _Rebuilt(_released("micro-1", split, 4), opened)
+    if not isinstance(suite, str | Path):
+        raise ParameterError(f"the suite is {shown(suite)}", where="CodeEnv", instead="Pass a name or a folder.")
+    if suite == "toy":
+        return _Rebuilt(_toys(split), opened)
+    if Path(suite).exists() and not (Path(suite) / "release.json").is_file():
+        return _Suite(suite, split)
+    return _Rebuilt(_released(str(suite), split), opened)
 
 # %% ../../nbs/mle/76_code_env.ipynb #source
 def _source(tasks: Any, suite: str | Path | None, split: str, opened: ExitStack) -> Mapping[str, HasFaces]:
@@ -133,18 +145,25 @@ def _by_name(tasks: Iterable[HasFaces]) -> dict[str, HasFaces]:
         advice = "Pass objects with public and judge; the name of a suite is passed as suite."
         raise ParameterError(f"the tasks are {shown(tasks)}", where="CodeEnv", instead=advice) from None
 
+# %% ../../nbs/mle/76_code_env.ipynb #check-level
+def _server(root: Path | None, allow_unsafe: bool, opened: ExitStack) -> CodeExecutor:
+    """Make a warm server for a folder of tasks."""
+    from rl_oodkit.mle.levels import make_code_executor
 
-def _named(suite: str | Path | None, split: str, opened: ExitStack) -> Mapping[str, HasFaces]:
-    """Return the tasks of a folder, of a released suite, the toys, or the four of the default."""
-    if suite is None:
-        return _Rebuilt(_released("micro-1", split, 4), opened)
-    if not isinstance(suite, str | Path):
-        raise ParameterError(f"the suite is {shown(suite)}", where="CodeEnv", instead="Pass a name or a folder.")
-    if suite == "toy":
-        return _Rebuilt(_toys(split), opened)
-    if Path(suite).exists() and not (Path(suite) / "release.json").is_file():
-        return _Suite(suite, split)
-    return _Rebuilt(_released(str(suite), split), opened)
+    if root is None:
+        advice = "Pass executor=make_code_executor('warm', public_root)."
+        raise ParameterError("there is no executor", where="CodeEnv", instead=advice)
+    executor = make_code_executor("warm", root, required_level=2, allow_unsafe=allow_unsafe)
+    opened.callback(executor.close)
+    return executor
+
+
+def _check_level(runner: StepRunner, allow_unsafe: bool) -> None:
+    """Raise if programs could read the answers."""
+    if (level := int(getattr(runner.executor, "level", 0))) < 2 and not allow_unsafe:
+        advice = "Use the warm executor on Linux, or allow_unsafe=True for code that you trust."
+        what = f"the executor isolates at level {level}, and 2 is needed to keep answers from the code"
+        raise SandboxUnavailableError(what, where="MLECode-v0", instead=advice)
 
 # %% ../../nbs/mle/76_code_env.ipynb #make-runner
 def _runner(executor: Any, tasks: Mapping[str, HasFaces], allow_unsafe: bool, opened: ExitStack) -> StepRunner:
@@ -162,37 +181,31 @@ def _runner(executor: Any, tasks: Mapping[str, HasFaces], allow_unsafe: bool, op
         raise ParameterError(f"the executor is {shown(executor)}", where="CodeEnv", instead=advice)
     return runner_of(executor)
 
-
-def _server(root: Path | None, allow_unsafe: bool, opened: ExitStack) -> CodeExecutor:
-    """Make a warm server for a folder of tasks."""
-    from rl_oodkit.mle.levels import make_code_executor
-
-    if root is None:
-        advice = "Pass executor=make_code_executor('warm', public_root)."
-        raise ParameterError("there is no executor", where="CodeEnv", instead=advice)
-    executor = make_code_executor("warm", root, required_level=2, allow_unsafe=allow_unsafe)
-    opened.callback(executor.close)
-    return executor
-
-# %% ../../nbs/mle/76_code_env.ipynb #check-level
-def _check_level(runner: StepRunner, allow_unsafe: bool) -> None:
-    """Raise if programs could read the answers."""
-    level = int(getattr(runner.executor, "level", 0))
-    if level < 2 and not allow_unsafe:
-        advice = "Use the warm executor on Linux, or allow_unsafe=True for code that you trust."
-        what = f"the executor isolates at level {level}, and 2 is needed to keep answers from the code"
-        raise SandboxUnavailableError(what, where="MLECode-v0", instead=advice)
+# %% ../../nbs/mle/76_code_env.ipynb #opened
+def _opened(
+    tasks: Any, executor: Any, suite: str | Path | None, split: str, allow_unsafe: bool
+) -> tuple[Mapping[str, HasFaces], StepRunner, ExitStack]:
+    """Return tasks, the runner of programs, and what is to be closed in the end, or raise and close it now."""
+    if not isinstance(allow_unsafe, bool):
+        raise ParameterError(f"allow_unsafe is {shown(allow_unsafe)}", where="CodeEnv", instead="Use True or False.")
+    check_split(split)
+    with ExitStack() as opened:
+        found = _source(tasks, suite, split, opened)
+        _check_level(runner := _runner(executor, found, allow_unsafe, opened), allow_unsafe)
+        return found, runner, opened.pop_all()
 
 # %% ../../nbs/mle/76_code_env.ipynb #rules
-def _rules(rules: dict[str, Any]) -> CodeRules:
+def _rules(rules: dict[str, Any], render_mode: Any) -> CodeRules:
     """Return the rules that keywords describe, or raise."""
-    unknown = sorted(set(rules) - set(CodeRules.__dataclass_fields__))
-    if unknown:
-        known = ", ".join(CodeRules.__dataclass_fields__)
-        raise ParameterError(f"there is no rule {shown(unknown[0])}", where="CodeEnv", instead=f"Rules are {known}.")
+    if render_mode is not None and not (isinstance(render_mode, str) and render_mode == "ansi"):
+        raise ParameterError(f"render_mode is {shown(render_mode)}", where="CodeEnv", instead='Use "ansi" or None.')
+    known = CodeRules.__dataclass_fields__
+    if unknown := sorted(set(rules) - set(known)):
+        advice = f"Rules are {', '.join(known)}."
+        raise ParameterError(f"there is no rule {shown(unknown[0])}", where="CodeEnv", instead=advice)
     return CodeRules(**rules)
 
-
+# %% ../../nbs/mle/76_code_env.ipynb #asked
 def _asked(options: Any) -> str | None:
     """Return the task that the options of a reset name, if any."""
     known = {} if options is None else options
@@ -204,8 +217,7 @@ def _asked(options: Any) -> str | None:
 def _draw(tasks: Mapping[str, HasFaces], rng: np.random.Generator, name: str | None) -> HasFaces:
     """Return the named task, or one at random."""
     names = sorted(tasks)
-    if name is None:
-        name = names[int(rng.integers(len(names)))]
+    name = names[int(rng.integers(len(names)))] if name is None else name
     if name not in names:
         raise ParameterError(f"there is no task {shown(name)}", where="options", instead=f"There are {len(names)}.")
     return tasks[name]
@@ -235,8 +247,51 @@ def _outcome(episode: CodeEpisode) -> tuple[float, bool, bool, dict[str, Any]]:
     info |= {"parts": parts} | ({} if report.score is None else {"score": report.score})
     return reward, not episode.masked, episode.masked, info
 
+# %% ../../nbs/mle/76_code_env.ipynb #talk
+def _heard(episode: CodeEpisode | None, action: Any) -> CodeEpisode:
+    """Return the episode that a turn goes to, or raise."""
+    if episode is None or episode.ending:
+        from rl_oodkit.envs.core import NotResetError
+
+        raise NotResetError("the episode is over, or has not begun", where="CodeEnv", instead="Call reset.")
+    if not isinstance(action, str):
+        raise ParameterError(f"the action is {shown(action)}", where="CodeEnv", instead="Give a text.")
+    return episode
+
+# %% ../../nbs/mle/76_code_env.ipynb #dialogue
+class _Dialogue(gym.Env[str, str]):
+    """Keep the time of a dialogue: open an episode, and answer one turn after the other."""
+
+    closed = False
+    episode: CodeEpisode | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Begin an episode on a task that is drawn, or named as `options["task"]`."""
+        if self.closed:
+            raise ParameterError("the environment is closed", where="CodeEnv", instead="Make another one.")
+        super().reset(seed=seed)
+        self.episode = CodeEpisode(_draw(self.tasks, self.np_random, _asked(options)), self.runner, self.rules)
+        self._said = [visible(opening(self.episode.task.public, self.rules), self.observation_space.max_length)]
+        return self._said[0], _info(self.episode)
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """Take a turn."""
+        episode = _heard(self.episode, action)
+        text = visible(episode.act(action), self.observation_space.max_length)
+        self._said += [f"> {action}", text]
+        return text, *_outcome(episode)
+
+    def render(self) -> str | None:
+        """Return the dialogue so far."""
+        return "\n".join(self._said) if self.render_mode == "ansi" else None
+
+    def close(self) -> None:
+        """Close the executor and remove the folder, if this environment made them; nothing can be done afterwards."""
+        self.closed, self.episode = True, None
+        self._opened.close()
+
 # %% ../../nbs/mle/76_code_env.ipynb #code-env
-class CodeEnv(gym.Env[str, str]):
+class CodeEnv(_Dialogue):
     """Solve tasks of machine learning by writing programs.
 
     Parameters
@@ -259,35 +314,26 @@ class CodeEnv(gym.Env[str, str]):
 
     Raises
     ------
-    SandboxUnavailableError
-        If the executor does not isolate the code.
-    UnknownIdError
-        If no suite has this name.
-    ParameterError
-        If there is no task, no executor, or a rule is out of its range.
+    SandboxUnavailableError, UnknownIdError, ParameterError
+        If the executor does not isolate the code; no suite has this name; there is nothing to do, or a wrong rule.
 
     Notes
     -----
-    Keys of `info` after every turn:
+    Keys of `info`, after every turn and at the end:
 
-    | key | value |
-    |---|---|
-    | form | code, score, submit, none; empty after a reset |
-    | status | of the program that ran, as in `StepResult`; with cpu_seconds, wall_seconds and cached |
-    | public_score | the answer to a question for it |
-    | task, turns_left, scores_left, format_share | name, numbers, share of turns of a recognised form |
-    | submission | whether submission.csv exists and was accepted |
-    | mask | whether a learner should leave the episode out |
-
-    And at its end:
-
-    | key | value |
-    |---|---|
-    | ending | submitted, turns, timeout or failed |
-    | grade | valid; missing (nothing was written); invalid (a file that cannot be used); timeout or crash (masked) |
-    | reason | why the grade is not valid, in words |
-    | medal, tier, score, normalised, peer_rank | of the report; no score without a valid submission |
-    | parts | what the reward consists of |
+    | key | when | value |
+    |---|---|---|
+    | form | always | code, score, submit, none; empty after a reset |
+    | status | a program ran | as in `StepResult`; with cpu_seconds, wall_seconds and cached |
+    | public_score | a question for it | the answer |
+    | task, turns_left, scores_left, format_share | always | name, numbers, share of turns of a recognised form |
+    | submission | always | whether submission.csv exists and was accepted |
+    | mask | always | whether a learner should leave the episode out |
+    | ending | at the end | submitted, turns, timeout or failed |
+    | grade | at the end | valid; missing (nothing written); invalid (unusable file); timeout or crash (masked) |
+    | reason | at the end | why the grade is not valid, in words |
+    | medal, tier, score, normalised, peer_rank | at the end | of the report; no score without a valid submission |
+    | parts | at the end | what the reward consists of |
 
     Examples
     --------
@@ -297,61 +343,17 @@ class CodeEnv(gym.Env[str, str]):
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}
-    closed = False
 
     def __init__(
-        self,
-        tasks: Mapping[str, HasFaces] | Iterable[HasFaces] | None = None,
-        executor: CodeExecutor | StepRunner | Callable[[], CodeExecutor] | None = None,
-        *,
-        suite: str | Path | None = None,
-        split: str = "train",
-        allow_unsafe: bool = False,
-        render_mode: str | None = None,
-        **rules: Any,
-    ) -> None:
-        self.rules = _rules(rules)
-        with ExitStack() as opened:
-            self.tasks = _source(tasks, suite, split, opened)
-            self.runner = _runner(executor, self.tasks, allow_unsafe, opened)
-            _check_level(self.runner, allow_unsafe)
-            self._opened = opened.pop_all()
-        self.render_mode = render_mode
+        self, tasks: Mapping[str, HasFaces] | Iterable[HasFaces] | None = None,
+        executor: CodeExecutor | StepRunner | Callable[[], CodeExecutor] | None = None, *,
+        suite: str | Path | None = None, split: str = "train", allow_unsafe: bool = False,
+        render_mode: str | None = None, **rules: Any,
+    ) -> None:  # fmt: skip
+        self.rules, self.render_mode = _rules(rules, render_mode), render_mode
+        self.tasks, self.runner, self._opened = _opened(tasks, executor, suite, split, allow_unsafe)
         self.observation_space, self.action_space = UnicodeText(32_768), UnicodeText(65_536)
-        self.episode: CodeEpisode | None = None
         self._said: list[str] = []
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin an episode on a task that is drawn, or named as `options["task"]`."""
-        if self.closed:
-            raise ParameterError("the environment is closed", where="CodeEnv", instead="Make another one.")
-        super().reset(seed=seed)
-        task = _draw(self.tasks, self.np_random, _asked(options))
-        self.episode = CodeEpisode(task, self.runner, self.rules)
-        text = visible(opening(task.public, self.rules), self.observation_space.max_length)
-        self._said = [text]
-        return text, _info(self.episode)
-
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take a turn."""
-        if self.episode is None or self.episode.ending:
-            from rl_oodkit.envs.core import NotResetError
-
-            raise NotResetError("the episode is over, or has not begun", where="CodeEnv", instead="Call reset.")
-        if not isinstance(action, str):
-            raise ParameterError(f"the action is {shown(action)}", where="CodeEnv", instead="Give a text.")
-        text = visible(self.episode.act(action), self.observation_space.max_length)
-        self._said += [f"> {action}", text]
-        return text, *_outcome(self.episode)
-
-    def render(self) -> str | None:
-        """Return the dialogue so far."""
-        return "\n".join(self._said) if self.render_mode == "ansi" else None
-
-    def close(self) -> None:
-        """Close the executor and remove the folder, if this environment made them; nothing can be done afterwards."""
-        self.closed, self.episode = True, None
-        self._opened.close()
 
 # %% ../../nbs/mle/76_code_env.ipynb #register-code-env
 CODE_ENV = "rl_oodkit/MLECode-v0"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from ..core.errors import ParameterError, check_integer, check_real
+from ..core.errors import ParameterError, check_integer, check_real, shown
 from ..core.spec import content_hash, from_json, to_dict, to_json
 
 # %% ../../nbs/mle/00_dna.ipynb #alphabet
@@ -248,21 +248,17 @@ def _name(dna: "TaskDNA") -> str:
     """Return "t" and twelve digits of a record's digest."""
     return "t" + content_hash({"dna": to_dict(dna), "generator": GENERATOR_VERSION})[:12]
 
-# %% ../../nbs/mle/00_dna.ipynb #taskdna
+
+def _text(x: Any) -> Any:
+    """Return what a record may be read from, or raise."""
+    if not isinstance(x, str | bytes | bytearray):
+        raise ParameterError(f"a record is read from text, and this is {shown(x)}", instead="Give what to_json wrote.")
+    return x
+
+# %% ../../nbs/mle/00_dna.ipynb #question
 @dataclass(frozen=True)
-class TaskDNA:
-    """Describe a synthetic machine-learning task completely.
-
-    References
-    ----------
-    SandMLE, arXiv:2604.04872, task DNA and mutations.
-
-    Examples
-    --------
-    >>> dna = TaskDNA(target="regression", metric="rmse", rule=RuleDNA("tree"), snr=3)
-    >>> dna.is_micro, dna.scaled(5000).n_train, len(dna.name)
-    (True, 5000, 13)
-    """
+class _Question:
+    """Hold what is asked, of how many rows, under which law."""
 
     modality: str = "tabular"  # how latents are shown
     target: str = "binary"
@@ -277,6 +273,12 @@ class TaskDNA:
     snr: float = 4.0  # variance of f over variance of the noise
     prior: tuple[float, ...] = ()  # class shares; empty = as the rule yields
     label_noise: float = 0.0  # share of labels drawn uniformly
+
+# %% ../../nbs/mle/00_dna.ipynb #spoilt
+@dataclass(frozen=True)
+class _Spoilt(_Question):
+    """Hold what is wrong with the data as well."""
+
     missing: Missing = Missing()
     outliers: Outliers = Outliers()  # wild cells
     heavy_features: bool = False  # whether columns are stretched
@@ -287,6 +289,23 @@ class TaskDNA:
     trap: str = "none"  # what looks useful in training and is not
     shift: Shift = Shift()  # how test rows differ
     time: Clock = Clock()  # order of rows, and drift
+
+# %% ../../nbs/mle/00_dna.ipynb #taskdna
+@dataclass(frozen=True)
+class TaskDNA(_Spoilt):
+    """Describe a synthetic machine-learning task completely.
+
+    References
+    ----------
+    SandMLE, arXiv:2604.04872, task DNA and mutations.
+
+    Examples
+    --------
+    >>> dna = TaskDNA(target="regression", metric="rmse", rule=RuleDNA("tree"), snr=3)
+    >>> dna.is_micro, dna.scaled(5000).n_train, len(dna.name)
+    (True, 5000, 13)
+    """
+
     domain: str = "general"  # what its description talks about
     seed_name: str = ""  # the data set it descends from; `real-` and a table if it shows the rows themselves
     parents: tuple[str, ...] = ()  # names of the tasks it was mutated from
@@ -317,4 +336,4 @@ class TaskDNA:
     @classmethod
     def from_json(cls, text: str) -> "TaskDNA":
         """Return the record written in JSON; a field that does not fit is named."""
-        return from_json(cls, text)
+        return from_json(cls, _text(text))

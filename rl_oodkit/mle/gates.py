@@ -283,15 +283,15 @@ def novelty_gate(record_distance: float, behaviour_distance: float) -> GateResul
     )
 
 
-def behaviour_distance(scores: np.ndarray, others: np.ndarray) -> float:
+def behaviour_distance(scores: np.ndarray, others: Sequence[np.ndarray]) -> float:
     """Return the distance of one board from the nearest of others.
 
     Parameters
     ----------
     scores : float array of shape (M,)
         Scores of the M references on this task; NaN where a reference failed.
-    others : float array of shape (K, M)
-        The same references on K accepted tasks.
+    others : sequence of K float arrays of shape (M,)
+        The same references on accepted tasks; of a longer board its end is not compared.
 
     Returns
     -------
@@ -300,10 +300,11 @@ def behaviour_distance(scores: np.ndarray, others: np.ndarray) -> float:
 
     Examples
     --------
-    >>> behaviour_distance(np.array([1.0, 2.0, 3.0]), np.array([[3.0, 2.0, 1.0]]))
+    >>> behaviour_distance(np.array([1.0, 2.0, 3.0]), [np.array([3.0, 2.0, 1.0])])
     2.0
     """
-    ranks = pd.DataFrame(np.vstack([scores, others]).T).rank().corr().iloc[0, 1:]
+    common = min(map(len, [scores, *others]))
+    ranks = pd.DataFrame(np.vstack([board[:common] for board in (scores, *others)]).T).rank().corr().iloc[0, 1:]
     return float(np.min(1.0 - ranks.fillna(0.0))) if len(ranks) else np.inf
 
 # %% ../../nbs/mle/83_gates.ipynb #report

@@ -18,7 +18,7 @@ import numpy as np
 from ..core.errors import StoreError, UnknownIdError
 from ..core.reading import blame, from_dict
 from .practitioner import cell_of
-from .roles import GenerationContext
+from .screening import GenerationContext
 from .suite import Suite
 
 # %% ../../nbs/mle/86a_ledger.ipynb #tried

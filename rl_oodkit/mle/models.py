@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ..core.errors import ParameterError, check_real, shown
 from ..core.registry import register
 
 # %% ../../nbs/mle/41e_models.ipynb #strengths-2
@@ -66,6 +67,11 @@ def high() -> float:
 class Need:
     """Say what kind of estimator is wanted.
 
+    Raises
+    ------
+    ParameterError
+        If the strength is no finite number.
+
     Examples
     --------
     >>> Need(classes=True).strength
@@ -80,10 +86,21 @@ class Need:
     spread: float = 1.0  # standard deviation of the answers
     seed: int = 0  # of whatever the estimator draws
 
+    def __post_init__(self) -> None:
+        """Check what the families calculate with."""
+        check_real(self.strength, "strength")
+
     @property
     def extra(self) -> dict[str, Any]:
         """Return the keyword for class weights, as a script would pass it."""
         return {} if self.weight is None else {"class_weight": self.weight}
+
+
+def _wanted(need: Any) -> Need:
+    """Return what a family is asked for, or raise if it is something else."""
+    if not isinstance(need, Need):
+        raise ParameterError(f"{shown(need)} is no Need", where="model", instead="Say Need(classes=True).")
+    return need
 
 # %% ../../nbs/mle/41e_models.ipynb #linear
 @register("option", "model-linear", slot="model", default=True, weighs=True)
@@ -110,11 +127,11 @@ def linear(need: Need) -> Any:
     """
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    if need.classes:
+    if _wanted(need).classes:
         return LogisticRegression(C=10.0 ** (-1.5 * need.strength), max_iter=200, **need.extra)
     return Ridge(alpha=10.0 ** (1.5 * need.strength), **need.extra)
 
-
+# %% ../../nbs/mle/41e_models.ipynb #neighbours
 @register("option", "model-knn", slot="model")
 def knn(need: Need) -> Any:
     """Build a vote or an average of neighbours.
@@ -139,7 +156,7 @@ def knn(need: Need) -> Any:
     """
     from sklearn.neighbors import KNeighborsClassifier, KNeighborsRegressor
 
-    family = KNeighborsClassifier if need.classes else KNeighborsRegressor
+    family = KNeighborsClassifier if _wanted(need).classes else KNeighborsRegressor
     return family(n_neighbors=min(round(9 * 3.0**need.strength), need.rows), **need.extra)
 
 # %% ../../nbs/mle/41e_models.ipynb #forests
@@ -172,19 +189,19 @@ def tree(need: Need) -> Any:
     """
     from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
-    family = DecisionTreeClassifier if need.classes else DecisionTreeRegressor
+    family = DecisionTreeClassifier if _wanted(need).classes else DecisionTreeRegressor
     return family(min_samples_leaf=_leaf(need, 6), random_state=need.seed, **need.extra)
 
-
+# %% ../../nbs/mle/41e_models.ipynb #ensembles
 def _forest(need: Need, families: tuple[Callable[..., Any], Callable[..., Any]]) -> Any:
     """Build forty trees; each cut sees a third of the columns, or their square root for classes."""
-    share = "sqrt" if need.classes else 1 / 3
+    share = "sqrt" if _wanted(need).classes else 1 / 3
     leaf = _leaf(need, 3)
     return families[not need.classes](
         40, min_samples_leaf=leaf, max_features=share, random_state=need.seed, **need.extra
     )
 
-# %% ../../nbs/mle/41e_models.ipynb #ensembles
+
 @register("option", "model-rf", slot="model", weighs=True, empty=True, by_order=True)
 def rf(need: Need) -> Any:
     """Build a forest of bagged trees.
@@ -211,7 +228,7 @@ def rf(need: Need) -> Any:
 
     return _forest(need, (RandomForestClassifier, RandomForestRegressor))
 
-
+# %% ../../nbs/mle/41e_models.ipynb #random-cuts
 @register("option", "model-et", slot="model", weighs=True, empty=True, by_order=True)
 def et(need: Need) -> Any:
     """Build a forest of trees with random cuts.
@@ -238,7 +255,16 @@ def et(need: Need) -> Any:
 
     return _forest(need, (ExtraTreesClassifier, ExtraTreesRegressor))
 
+# %% ../../nbs/mle/41e_models.ipynb #boosting
+def _boosting(need: Need) -> dict[str, Any]:
+    """Return the size of boosting for rows and strength."""
+    much = min(2.5, max(1.0, 1 + math.log10(need.rows / 200) / 2))
+    size = {"max_iter": round(30 * much), "learning_rate": 0.15, "early_stopping": False, "max_bins": 63}
+    size["max_leaf_nodes"] = round(7.75 * much * 2.0**-need.strength)
+    size["min_samples_leaf"] = round(10 * 2.0**need.strength)
+    return size | {"random_state": need.seed}
 
+# %% ../../nbs/mle/41e_models.ipynb #boost
 @register("option", "model-hgb", slot="model", weighs="rows", empty=True, by_order=True)
 def hgb(need: Need) -> Any:
     """Build thirty rounds of boosting, more where there are thousands of rows.
@@ -263,14 +289,10 @@ def hgb(need: Need) -> Any:
     """
     from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-    much = min(2.5, max(1.0, 1 + math.log10(need.rows / 200) / 2))
-    leaves, rows = round(7.75 * much * 2.0**-need.strength), round(10 * 2.0**need.strength)
-    common = {"max_iter": round(30 * much), "learning_rate": 0.15, "early_stopping": False}
-    common |= {"max_leaf_nodes": leaves, "min_samples_leaf": rows}
-    common |= {"random_state": need.seed, "max_bins": 63}
+    size = _boosting(_wanted(need))
     if need.classes:
-        return HistGradientBoostingClassifier(**common)
-    return HistGradientBoostingRegressor(loss="poisson" if need.counts else "squared_error", **common, **need.extra)
+        return HistGradientBoostingClassifier(**size)
+    return HistGradientBoostingRegressor(loss="poisson" if need.counts else "squared_error", **size, **need.extra)
 
 # %% ../../nbs/mle/41e_models.ipynb #svm-nb
 @register("option", "model-svm", slot="model", weighs=True)
@@ -297,12 +319,12 @@ def svm(need: Need) -> Any:
     """
     from sklearn.svm import SVC, SVR
 
-    penalty = 10.0**-need.strength
+    penalty = 10.0 ** -_wanted(need).strength
     if need.classes:
         return SVC(C=penalty, **need.extra)
     return SVR(C=penalty * need.spread, epsilon=0.1 * need.spread, **need.extra)
 
-
+# %% ../../nbs/mle/41e_models.ipynb #bayes
 @register("option", "model-nb", slot="model", classes_only=True)
 def nb(need: Need) -> Any:
     """Build naive Bayes with normal columns.
@@ -327,5 +349,6 @@ def nb(need: Need) -> Any:
     """
     from sklearn.naive_bayes import GaussianNB
 
-    power = -3 + 2 * need.strength if need.strength > 0 else -3 + 6 * need.strength
+    strength = _wanted(need).strength
+    power = -3 + (2 if strength > 0 else 6) * strength
     return GaussianNB(var_smoothing=10.0**power, **need.extra)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.errors import ParameterError, UnknownIdError, check_integer
+from ..core.errors import ParameterError, UnknownIdError, check_integer, shown
 from ..core.registry import entries
 from ..core.seeds import integer, stream
 from .compatibility import METRICS_OF, SHOWN_IN, SNR_RANGE, TARGETS_OF, conflicts, repaired
@@ -185,6 +185,12 @@ _TABLE = (
 OPERATORS = MappingProxyType({o.name: o for o in _TABLE})
 
 # %% ../../nbs/mle/02_mutations.ipynb #mutate
+def _check(thing: Any, kind: type, instead: str) -> None:
+    """Raise if an argument is of another kind."""
+    if not isinstance(thing, kind):
+        raise ParameterError(f"{shown(thing)} is no {kind.__name__}", where="mutations", instead=instead)
+
+
 def mutate(dna: TaskDNA, operator: str, rng: np.random.Generator) -> TaskDNA:
     """Change a task by one named operator, and repair what no longer goes together.
 
@@ -206,14 +212,18 @@ def mutate(dna: TaskDNA, operator: str, rng: np.random.Generator) -> TaskDNA:
     ------
     UnknownIdError
         If there is no such operator.
+    ParameterError
+        If this is no task, or no generator.
 
     Examples
     --------
     >>> mutate(TaskDNA(), "heavy_features", np.random.default_rng(0)).heavy_features
     True
     """
-    if operator not in OPERATORS:
-        raise UnknownIdError(f"there is no operator {operator!r}", instead=f"Known are {', '.join(OPERATORS)}.")
+    _check(dna, TaskDNA, "Pass TaskDNA(...).")
+    _check(rng, np.random.Generator, "Pass numpy.random.default_rng(seed).")
+    if not isinstance(operator, str) or operator not in OPERATORS:
+        raise UnknownIdError(f"there is no operator {shown(operator)}", instead=f"Known are {', '.join(OPERATORS)}.")
     return repaired(replace(dna, **OPERATORS[operator].changes(dna, rng)))
 
 # %% ../../nbs/mle/02_mutations.ipynb #breed
@@ -259,6 +269,7 @@ def breed(dna: TaskDNA, seed: int, n_mutations: int | None = None) -> tuple[Task
     >>> child.parents == (TaskDNA().name,), len(operators)
     (True, 3)
     """
+    _check(dna, TaskDNA, "Pass TaskDNA(...).")
     rng = stream(check_integer(seed, "seed", minimum=0), "offspring", dna.name)
     if conflicts(dna):
         raise ParameterError("the parent contradicts itself: " + "; ".join(conflicts(dna)), where=dna.name)
@@ -273,7 +284,7 @@ def breed(dna: TaskDNA, seed: int, n_mutations: int | None = None) -> tuple[Task
     own = {"seed": integer(seed, "child", dna.name), "rule": rule, "parents": (dna.name,)}
     return replace(child, **own), tuple(done)
 
-
+# %% ../../nbs/mle/02_mutations.ipynb #offspring
 def offspring(dna: TaskDNA, seed: int, n_mutations: int | None = None) -> TaskDNA:
     """Return a child of a task.
 
@@ -348,6 +359,9 @@ def _imbalance_of(dna: TaskDNA) -> float:
     return 1 - min(dna.prior) * len(dna.prior) if dna.prior else 0.0
 
 # %% ../../nbs/mle/02_mutations.ipynb #distance-function
+_OTHER_ROWS = 4.0  # weight of the origin of the rows, where it differs
+
+
 def distance(a: TaskDNA, b: TaskDNA) -> float:
     """Return Gower's distance between the structures of two tasks.
 
@@ -359,7 +373,12 @@ def distance(a: TaskDNA, b: TaskDNA) -> float:
     Returns
     -------
     float
-        In [0, 1]; 0 for equal structures, whatever their seeds.
+        In [0, 1]; 0 for equal structures over the same rows, whatever their seeds.
+
+    Raises
+    ------
+    ParameterError
+        If one of them is no task.
 
     References
     ----------
@@ -370,8 +389,11 @@ def distance(a: TaskDNA, b: TaskDNA) -> float:
     >>> distance(TaskDNA(seed=1), TaskDNA(seed=2)), distance(TaskDNA(), TaskDNA(modality="text")) > 0.05
     (0.0, True)
     """
+    for task in (a, b):
+        _check(task, TaskDNA, "Pass TaskDNA(...).")
     terms = [(_HEAVY.get(path, 1.0), float(_field(a, path) != _field(b, path))) for path in _WORDS]
     terms += [(1.0, abs(_place(a, path) - _place(b, path))) for path in _RANGES]
     terms += [(1.0, abs(_imbalance_of(a) - _imbalance_of(b)))]
+    terms += [(_OTHER_ROWS, 1.0)] if real_table(a) != real_table(b) else []
     weights, apart = np.array(terms).T
     return float(weights @ apart / weights.sum())

@@ -46,7 +46,7 @@ def compared(
     False
     """
     near = min((distance(dna, other) for other in before), default=np.inf)
-    alike = behaviour_distance(scores, np.array(boards).reshape(len(boards), len(scores)))
+    alike = behaviour_distance(scores, boards)
     gate = novelty_gate(near, alike)
     return {"record": near, "behaviour": alike, "value": gate.value, "passed": gate.passed}
 

@@ -17,7 +17,8 @@ from ..core.errors import RlOodkitError, check_integer
 from ..core.progress import track
 from .files import SyntheticTask
 from .messages import Role, RoleLog, RoleMessage, refuse
-from .roles import Critic, Developer, Evaluator, GenerationContext, Strategist, Writer
+from .roles import Critic, Developer, Evaluator, Strategist, Writer
+from .screening import GenerationContext
 
 # %% ../../nbs/mle/86_orchestrator.ipynb #default-roles
 def default_roles() -> tuple[Role, ...]:

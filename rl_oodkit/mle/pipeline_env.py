@@ -6,7 +6,7 @@
 __all__ = ['PIPELINE_ENV', 'not_running', 'PipelineEnv', 'PipelineVectorEnv', 'register_pipeline_env']
 
 # %% ../../nbs/mle/61_pipeline_env.ipynb #pipeline-env-imports
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -33,14 +33,9 @@ class _Seat:
     """Hold one world: an episode and the tokens of an unfinished attempt."""
 
     def __init__(self, arena: Arena, turns: int) -> None:
-        self.episode, self.turns = Episode(arena), turns
+        self.arena, self.turns, self.episode = arena, turns, Episode(arena)
         self.tokens: list[int] = []
         self.legal, self.submitted = True, False
-
-    @property
-    def arena(self) -> Arena:
-        """Return the task."""
-        return self.episode.arena
 
     @property
     def over(self) -> bool:
@@ -87,6 +82,11 @@ def _observe(seat: _Seat) -> dict[str, Any]:
         "turns_left": np.int64(seat.turns - len(attempts)),
     }
 
+
+def _ends(seat: _Seat) -> tuple[bool, bool]:
+    """Tell whether a seat's episode is terminated, and whether it is truncated."""
+    return seat.over and not seat.episode.masked, seat.over and seat.episode.masked
+
 # %% ../../nbs/mle/61_pipeline_env.ipynb #infos
 def _fate(attempt: Attempt) -> dict[str, Any]:
     """Return what is known of an attempt: the pipeline, how it ended, and why it failed."""
@@ -107,11 +107,6 @@ def _info(seat: _Seat, attempt: Attempt | None, preset: str) -> dict[str, Any]:
         info |= {"format": episode.format_share, "mask": episode.masked, "reward": episode.reward(preset)}
     return info
 
-# %% ../../nbs/mle/61_pipeline_env.ipynb #ends
-def _ends(seat: _Seat) -> tuple[bool, bool]:
-    """Tell whether a seat's episode is terminated, and whether it is truncated."""
-    return seat.over and not seat.episode.masked, seat.over and seat.episode.masked
-
 # %% ../../nbs/mle/61_pipeline_env.ipynb #spaces
 def _spaces(width_of_meta: int, turns: int) -> gym.spaces.Dict:
     """Return the space of observations."""
@@ -126,13 +121,21 @@ def _spaces(width_of_meta: int, turns: int) -> gym.spaces.Dict:
     return gym.spaces.Dict(parts)
 
 # %% ../../nbs/mle/61_pipeline_env.ipynb #equipped
+def _arenas_of(tasks: Any) -> tuple[Arena, ...]:
+    """Return the tasks of an environment, the default's for None, or raise."""
+    try:
+        return check_arenas(default_arenas() if tasks is None else list(tasks))
+    except TypeError:
+        advice = "Pass a list of Arena, such as toy_arenas(3), or leave tasks out for four of micro-1."
+        raise ParameterError(f"the tasks are {shown(tasks)}", where="PipelineEnv", instead=advice) from None
+
+
 def _equip(env: Any, tasks: Sequence[Arena] | None, reward: str, turns: int, workshop: Workshop | None) -> None:
     """Check the arguments of an environment and store them, with the space of observations."""
     if not isinstance(reward, str) or reward.replace("-", "_") not in reward_ids():
         raise ParameterError(f"there is no reward {shown(reward)}", instead=f"Presets are {', '.join(reward_ids())}.")
-    env.arenas = check_arenas(list(default_arenas() if tasks is None else tasks))
-    env.reward_preset, env.turns = reward, check_integer(turns, "turns", minimum=1)
-    env.workshop = check_workshop(workshop)
+    env.arenas, env.reward_preset = _arenas_of(tasks), reward
+    env.turns, env.workshop = check_integer(turns, "turns", minimum=1), check_workshop(workshop)
     env.single_space = _spaces(len(env.arenas[0].landmarks), env.turns)
 
 # %% ../../nbs/mle/61_pipeline_env.ipynb #not-running
@@ -160,10 +163,13 @@ def not_running(where: str) -> RlOodkitError:
 # %% ../../nbs/mle/61_pipeline_env.ipynb #choose
 def _task_of(options: dict[str, Any] | None) -> str | None:
     """Return the task that the options of a reset name, if any."""
-    unknown = sorted(map(str, set(options or {}) - {"task"}))
+    known = {} if options is None else options
+    if not isinstance(known, Mapping):
+        raise ParameterError(f"the options are {shown(options)}", where="reset", instead='Pass {"task": name}.')
+    unknown = sorted(map(str, set(known) - {"task"}))
     if unknown:
         raise ParameterError(f"unknown option {shown(unknown[0])}", where="reset", instead="Options are: task.")
-    return (options or {}).get("task")
+    return known.get("task")
 
 
 def _choose(env: Any, rng: np.random.Generator, task: str | None) -> _Seat:
@@ -174,8 +180,34 @@ def _choose(env: Any, rng: np.random.Generator, task: str | None) -> _Seat:
     index = names.index(task) if task is not None else int(rng.integers(len(names)))
     return _Seat(env.arenas[index], env.turns)
 
+# %% ../../nbs/mle/61_pipeline_env.ipynb #turns-of-one
+_Seen = tuple[dict[str, Any], dict[str, Any]]  # observation and info
+
+
+class _World(gym.Env[dict[str, Any], Any]):
+    """Keep the time of one world: begin an episode, and take one action after the other."""
+
+    seat: _Seat | None = None
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> _Seen:
+        """Begin an episode at a drawn task, or at the one named by options["task"]."""
+        super().reset(seed=seed)
+        self.seat = _choose(self, self.np_random, _task_of(options))
+        return _observe(self.seat), _info(self.seat, None, self.reward_preset)
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """Choose a token, or a whole pipeline."""
+        if self.seat is None or self.seat.over:
+            raise not_running("PipelineEnv")
+        if not self.action_space.contains(action):
+            raise ParameterError(f"the action is {shown(action)}", instead=f"Give one of {self.action_space}.")
+        for token in np.atleast_1d(action):
+            (attempt,) = _advance([self.seat], [token], self.workshop)
+        reward = self.seat.episode.reward(self.reward_preset) if self.seat.over else 0.0
+        return _observe(self.seat), reward, *_ends(self.seat), _info(self.seat, attempt, self.reward_preset)
+
 # %% ../../nbs/mle/61_pipeline_env.ipynb #pipeline-env-class
-class PipelineEnv(gym.Env[dict[str, Any], Any]):
+class PipelineEnv(_World):
     """Build machine-learning pipelines token by token.
 
     Parameters
@@ -215,8 +247,7 @@ class PipelineEnv(gym.Env[dict[str, Any], Any]):
     Examples
     --------
     >>> from rl_oodkit.mle.arenas import toy_arenas
-    >>> env = PipelineEnv(toy_arenas(1))
-    >>> observation, info = env.reset(seed=0)
+    >>> observation, info = PipelineEnv(toy_arenas(1)).reset(seed=0)
     >>> sorted(observation), int(info["action_mask"].sum())
     (['feedback', 'meta', 'slot', 'tokens', 'turns_left'], 6)
     """
@@ -224,42 +255,15 @@ class PipelineEnv(gym.Env[dict[str, Any], Any]):
     metadata: dict[str, Any] = {"render_modes": []}
 
     def __init__(
-        self,
-        tasks: Sequence[Arena] | None = None,
-        reward: str = "paper",
-        turns: int = 2,
-        level: str = "token",
-        workshop: Workshop | None = None,
-        render_mode: None = None,
-    ) -> None:
-        if level not in ("token", "attempt"):
+        self, tasks: Sequence[Arena] | None = None, reward: str = "paper", turns: int = 2,
+        level: str = "token", workshop: Workshop | None = None, render_mode: None = None,
+    ) -> None:  # fmt: skip
+        if not isinstance(level, str) or level not in ("token", "attempt"):
             raise ParameterError(f"the level is {shown(level)}", where="PipelineEnv", instead="Use token or attempt.")
         _equip(self, tasks, reward, turns, workshop)
-        self.level, self.render_mode = level, render_mode
-        self.observation_space = self.single_space
-        sizes = [len(words) for words in vocabulary()]
-        tokens = level == "token"
-        self.action_space = gym.spaces.Discrete(width() + 1) if tokens else gym.spaces.MultiDiscrete(sizes)
-        self.seat: _Seat | None = None
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode at a drawn task, or at the one named by options["task"]."""
-        super().reset(seed=seed)
-        self.seat = _choose(self, self.np_random, _task_of(options))
-        return _observe(self.seat), _info(self.seat, None, self.reward_preset)
-
-    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
-        """Choose a token, or a whole pipeline."""
-        if self.seat is None or self.seat.over:
-            raise not_running("PipelineEnv")
-        if not self.action_space.contains(action):
-            raise ParameterError(f"the action is {shown(action)}", instead=f"Give one of {self.action_space}.")
-        for token in np.atleast_1d(action):
-            (attempt,) = _advance([self.seat], [token], self.workshop)
-        reward = self.seat.episode.reward(self.reward_preset) if self.seat.over else 0.0
-        return _observe(self.seat), reward, *_ends(self.seat), _info(self.seat, attempt, self.reward_preset)
+        self.level, self.render_mode, self.observation_space = level, render_mode, self.single_space
+        tokens, sizes = gym.spaces.Discrete(width() + 1), [len(words) for words in vocabulary()]
+        self.action_space = tokens if level == "token" else gym.spaces.MultiDiscrete(sizes)
 
 # %% ../../nbs/mle/61_pipeline_env.ipynb #checked-actions
 def _checked(actions: Any, worlds: int) -> np.ndarray:
@@ -270,6 +274,16 @@ def _checked(actions: Any, worlds: int) -> np.ndarray:
     if not ((found >= 0) & (found <= width())).all():
         raise ParameterError("an action is none", where="step", instead=f"Give numbers from 0 to {width()}.")
     return found
+
+
+def _seeds(seed: Any, worlds: int) -> list[int | None]:
+    """Return the seeds of all worlds, or raise."""
+    if not (seed is None or isinstance(seed, int | list)):
+        raise ParameterError(f"the seed is {shown(seed)}", where="reset", instead="Give an integer, or a list of them.")
+    seeds = seed if isinstance(seed, list) else [None if seed is None else seed + i for i in range(worlds)]
+    if len(seeds) != worlds:
+        raise ShapeError(f"there are {len(seeds)} seeds for {worlds} worlds", where="reset")
+    return seeds
 
 # %% ../../nbs/mle/61_pipeline_env.ipynb #turn
 def _turn(
@@ -283,8 +297,47 @@ def _turn(
     attempts = dict(zip(running, moved, strict=True))
     return [attempts.get(i) for i in range(len(seats))]
 
+# %% ../../nbs/mle/61_pipeline_env.ipynb #side-by-side
+def _stacked(seats: Sequence[_Seat]) -> dict[str, Any]:
+    """Return the observations of all worlds, stacked."""
+    each = [_observe(seat) for seat in seats]
+    return {name: np.stack([one[name] for one in each]) for name in each[0]}
+
+
+def _infos(envs: Any, attempts: Sequence[Attempt | None]) -> dict[str, Any]:
+    """Return the infos of all worlds in Gymnasium's form."""
+    infos: dict[str, Any] = {}
+    for i, (seat, attempt) in enumerate(zip(envs.seats, attempts)):
+        infos = envs._add_info(infos, _info(seat, attempt, envs.reward_preset), i)
+    return infos
+
+# %% ../../nbs/mle/61_pipeline_env.ipynb #turns-of-many
+class _Worlds(VectorEnv[dict[str, Any], Any, Any]):
+    """Keep the time of many worlds: begin all episodes, and move all by one token."""
+
+    seats: list[_Seat]
+    _rngs: list[np.random.Generator]
+
+    def reset(self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None) -> _Seen:
+        """Begin an episode in every world; world i of seed s is the single environment of seed s + i."""
+        seeds, task = _seeds(seed, self.num_envs), _task_of(options)
+        if not self._rngs or any(s is not None for s in seeds):
+            self._rngs = [gym.utils.seeding.np_random(s)[0] for s in seeds]
+        self.seats = [_choose(self, rng, task) for rng in self._rngs]
+        return _stacked(self.seats), _infos(self, [None] * self.num_envs)
+
+    def step(self, actions: Any) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Choose a token in every world; rewards and ends have shape (B,)."""
+        if not self.seats:
+            raise not_running("PipelineVectorEnv")
+        chosen = _checked(actions, self.num_envs)
+        attempts = _turn(self.seats, chosen, lambda i: _choose(self, self._rngs[i], None), self.workshop)
+        rewards = np.array([s.episode.reward(self.reward_preset) if s.over else 0.0 for s in self.seats])
+        terminated, truncated = (np.array(ends) for ends in zip(*map(_ends, self.seats)))
+        return _stacked(self.seats), rewards, terminated, truncated, _infos(self, attempts)
+
 # %% ../../nbs/mle/61_pipeline_env.ipynb #vector-env-class
-class PipelineVectorEnv(VectorEnv[dict[str, Any], Any, Any]):
+class PipelineVectorEnv(_Worlds):
     """Build pipelines in many worlds at once.
 
     Parameters
@@ -312,56 +365,16 @@ class PipelineVectorEnv(VectorEnv[dict[str, Any], Any, Any]):
     metadata: dict[str, Any] = {"render_modes": [], "autoreset_mode": AutoresetMode.NEXT_STEP}
 
     def __init__(
-        self,
-        tasks: Sequence[Arena] | None = None,
-        num_envs: int = 1,
-        reward: str = "paper",
-        turns: int = 2,
+        self, tasks: Sequence[Arena] | None = None, num_envs: int = 1, reward: str = "paper", turns: int = 2,
         workshop: Workshop | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         _equip(self, tasks, reward, turns, workshop)
         self.num_envs, self.render_mode = check_integer(num_envs, "num_envs", minimum=1), None
+        self.seats, self._rngs = [], []
         self.single_observation_space = self.single_space
         self.single_action_space = gym.spaces.Discrete(width() + 1)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
-        self.seats: list[_Seat] = []
-        self._rngs: list[np.random.Generator] = []
-
-    def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin an episode in every world; world i of seed s is the single environment of seed s + i."""
-        seeds = seed if isinstance(seed, list) else [None if seed is None else seed + i for i in range(self.num_envs)]
-        if len(seeds) != self.num_envs:
-            raise ShapeError(f"there are {len(seeds)} seeds for {self.num_envs} worlds", where="reset")
-        if not self._rngs or any(s is not None for s in seeds):
-            self._rngs = [gym.utils.seeding.np_random(s)[0] for s in seeds]
-        task = _task_of(options)
-        self.seats = [_choose(self, rng, task) for rng in self._rngs]
-        return self._observations(), self._infos([None] * self.num_envs)
-
-    def step(self, actions: Any) -> tuple[dict[str, Any], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Choose a token in every world; rewards and ends have shape (B,)."""
-        if not self.seats:
-            raise not_running("PipelineVectorEnv")
-        chosen = _checked(actions, self.num_envs)
-        attempts = _turn(self.seats, chosen, lambda i: _choose(self, self._rngs[i], None), self.workshop)
-        rewards = np.array([s.episode.reward(self.reward_preset) if s.over else 0.0 for s in self.seats])
-        terminated, truncated = (np.array(ends) for ends in zip(*map(_ends, self.seats)))
-        return self._observations(), rewards, terminated, truncated, self._infos(attempts)
-
-    def _observations(self) -> dict[str, Any]:
-        """Return the observations of all worlds, stacked."""
-        each = [_observe(seat) for seat in self.seats]
-        return {name: np.stack([one[name] for one in each]) for name in each[0]}
-
-    def _infos(self, attempts: Sequence[Attempt | None]) -> dict[str, Any]:
-        """Return the infos of all worlds in Gymnasium's form."""
-        infos: dict[str, Any] = {}
-        for i, (seat, attempt) in enumerate(zip(self.seats, attempts)):
-            infos = self._add_info(infos, _info(seat, attempt, self.reward_preset), i)
-        return infos
 
 # %% ../../nbs/mle/61_pipeline_env.ipynb #register-pipeline-env
 PIPELINE_ENV = "rl_oodkit/MLEPipeline-v0"
@@ -378,12 +391,8 @@ def register_pipeline_env() -> None:
     """
     if PIPELINE_ENV not in gym.registry:
         home = "rl_oodkit.mle.pipeline_env"
-        gym.register(
-            id=PIPELINE_ENV,
-            entry_point=f"{home}:PipelineEnv",
-            vector_entry_point=f"{home}:PipelineVectorEnv",
-            disable_env_checker=True,
-        )
+        entries = {"entry_point": f"{home}:PipelineEnv", "vector_entry_point": f"{home}:PipelineVectorEnv"}
+        gym.register(id=PIPELINE_ENV, disable_env_checker=True, **entries)
 
 
 register_pipeline_env()

@@ -7,10 +7,12 @@ __all__ = ['RARE', 'WEIGHTS', 'POPULATION_VERSION', 'practitioner', 'Cell', 'cel
 
 # %% ../../nbs/mle/46_practitioner.ipynb #practitioner-imports
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
-from ..core.errors import ParameterError, check_integer
+from ..core.errors import ParameterError, check_integer, shown
 from ..core.seeds import stream
 from .meta import TaskMeta
 from .options import SLOTS, options, practical_mask
@@ -44,6 +46,12 @@ def _weights(slot: str, chosen: tuple[str, ...], meta: TaskMeta) -> np.ndarray:
     return weight / weight.sum()
 
 # %% ../../nbs/mle/46_practitioner.ipynb #practitioner
+def _check(thing: Any, kind: type, instead: str) -> None:
+    """Raise if an argument is of another kind."""
+    if not isinstance(thing, kind):
+        raise ParameterError(f"{shown(thing)} is no {kind.__name__}", where="practitioner", instead=instead)
+
+
 def practitioner(meta: TaskMeta, rng: np.random.Generator) -> Pipeline:
     """Draw a sensible pipeline.
 
@@ -59,21 +67,25 @@ def practitioner(meta: TaskMeta, rng: np.random.Generator) -> Pipeline:
     Pipeline
         In canonical form.
 
+    Raises
+    ------
+    ParameterError
+        If these are no facts of a task, or this is no generator.
+
     Examples
     --------
     >>> from rl_oodkit.mle.toys import toy_task
     >>> practitioner(toy_task("signal").meta, np.random.default_rng(0)).view
     'fft'
     """
+    _check(meta, TaskMeta, "Pass the meta of a task, such as task.meta.")
+    _check(rng, np.random.Generator, "Pass numpy.random.default_rng(seed).")
     chosen: tuple[str, ...] = ()
     for slot in SLOTS:
         chosen += (str(rng.choice(options(slot), p=_weights(slot, chosen, meta))),)
     return canonical(from_tokens(chosen), meta)
 
-# %% ../../nbs/mle/46_practitioner.ipynb #population
-POPULATION_VERSION = 1
-
-
+# %% ../../nbs/mle/46_practitioner.ipynb #cell
 @dataclass(frozen=True)
 class Cell:
     """Name what a population depends on.
@@ -106,12 +118,33 @@ def cell_of(meta: TaskMeta) -> Cell:
     -------
     Cell
 
+    Raises
+    ------
+    ParameterError
+        If these are no facts of a task.
+
     Examples
     --------
     >>> cell_of(TaskMeta("t1", "series", "forecast", "mae", True, "value")).name
     'series-forecast-value'
     """
+    _check(meta, TaskMeta, "Pass the meta of a task, such as task.meta.")
     return Cell(meta.modality, meta.target, meta.prediction)
+
+# %% ../../nbs/mle/46_practitioner.ipynb #stretch
+@lru_cache(maxsize=64)
+def _drawn(bare: TaskMeta, version: int, words: tuple[tuple[str, ...], ...], size: int) -> tuple[Pipeline, ...]:
+    """Draw different pipelines for a cell under a vocabulary, as many as are asked for or found."""
+    rng = stream(version, "population", cell_of(bare).name)
+    found: dict[Pipeline, None] = {}
+    for _ in range(200 * size):
+        found.setdefault(practitioner(bare, rng))
+        if len(found) == size:
+            break
+    return tuple(found)
+
+# %% ../../nbs/mle/46_practitioner.ipynb #population
+POPULATION_VERSION = 1
 
 
 def population(meta: TaskMeta, size: int = 40, version: int = POPULATION_VERSION) -> list[Pipeline]:
@@ -134,7 +167,7 @@ def population(meta: TaskMeta, size: int = 40, version: int = POPULATION_VERSION
     Raises
     ------
     ParameterError
-        If the grammar has fewer sensible pipelines.
+        If these are no facts of a task, a number is below 1, or the grammar has fewer sensible pipelines.
 
     Examples
     --------
@@ -142,12 +175,10 @@ def population(meta: TaskMeta, size: int = 40, version: int = POPULATION_VERSION
     >>> population(toy_task().meta, 3) == population(toy_task().meta, 5)[:3]
     True
     """
+    _check(meta, TaskMeta, "Pass the meta of a task, such as task.meta.")
     size, version = check_integer(size, "size", minimum=1), check_integer(version, "version", minimum=1)
     bare = replace(meta, metric="", name="cell", title="", domain="general", n_train=0, n_test=0)
-    rng = stream(version, "population", cell_of(meta).name)
-    found: dict[Pipeline, None] = {}
-    for _ in range(200 * size):
-        found.setdefault(practitioner(bare, rng))
-        if len(found) == size:
-            return list(found)
-    raise ParameterError(f"only {len(found)} of {size} pipelines were found", where=cell_of(meta).name)
+    found = _drawn(bare, version, tuple(options(slot) for slot in SLOTS), 64 * -(-size // 64))
+    if len(found) < size:
+        raise ParameterError(f"only {len(found)} of {size} pipelines were found", where=cell_of(meta).name)
+    return list(found[:size])

@@ -33,7 +33,7 @@ from .medals import Thresholds
 from .mutations import distance
 from .orchestrator import Attempted, make_task
 from .records import Record, boards_by_task, check_candidates, digest_of, read_record, row_of
-from .roles import GenerationContext
+from .screening import EDITION, GenerationContext
 from .seeds import SEEDS
 
 # %% ../../nbs/mle/88_release.ipynb #release-all
@@ -66,7 +66,7 @@ class ReleaseSpec:
     def shared(self) -> dict[str, Any]:
         """Return the rules that every unit carries; the oldest suite knows nothing of a question asked since."""
         rules: dict[str, Any] = {"preset": self.preset, "ceiling_rows": self.ceiling_rows}
-        return rules if self.name == OLDEST else rules | {"sides": True}
+        return rules if self.name == OLDEST else rules | {"edition": EDITION}
 
     def candidates(self, split: str) -> range:
         """Return the indices that are tried for a split."""
@@ -100,7 +100,7 @@ def make_units(payload: dict[str, Any], units: list[RunSpec], save: Callable[...
     for unit in units:
         p = unit.params
         chosen = {k: p[k] for k in ("references", "preset", "ceiling_rows")}
-        context = GenerationContext(unit.seed, **chosen, sides=p.get("sides", False))
+        context = GenerationContext(unit.seed, **chosen, edition=p.get("edition", 1))
         said, board = _candidate(make_task(p["seed_name"], p["index"], context))
         row = {k: p[k] for k in ("split", "index", "seed_name")} | said
         save(unit, pd.DataFrame([row]), arrays=board)
@@ -152,7 +152,7 @@ def left_out(row: dict[str, Any], scores: np.ndarray, near: float, others: Seque
     u = utilities(from_json(Thresholds, row["thresholds"]))
     if u["gold"] > u["oracle"]:
         return "gold lies beyond the optimum of the private rows"
-    gate = novelty_gate(near, behaviour_distance(scores, np.array(others).reshape(len(others), len(scores))))
+    gate = novelty_gate(near, behaviour_distance(scores, others))
     return gate.note
 
 # %% ../../nbs/mle/88_release.ipynb #shelf-of-tasks

@@ -8,13 +8,13 @@ __all__ = ['Loader', 'SEEDS', 'snr_of_score', 'Profile', 'profile_of', 'extract'
 # %% ../../nbs/mle/03_seeds.ipynb #seeds-imports
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from ..core.errors import ParameterError, ShapeError, UnknownIdError
+from ..core.errors import ParameterError, ShapeError, UnknownIdError, check_array, check_real, shown
 from ..core.seeds import integer, stream
 from .compatibility import METRICS_OF, SNR_RANGE, repaired
 from .dna import CLASS_TARGETS, Categories, Clock, Missing, RuleDNA, TaskDNA
@@ -36,6 +36,11 @@ def snr_of_score(score: float, chance: float | None = None) -> float:
     float
         Rounded to three digits.
 
+    Raises
+    ------
+    ParameterError
+        If the score is no finite number, or the chance no number from 0 to 1.
+
     References
     ----------
     Sheppard (1899), On the application of the theory of error to cases of normal distribution and normal correlation.
@@ -45,9 +50,11 @@ def snr_of_score(score: float, chance: float | None = None) -> float:
     >>> snr_of_score(0.8), snr_of_score(-3.0), snr_of_score(0.852, chance=0.5)
     (4.0, 1.5, 3.974)
     """
+    score = check_real(score, "score")
     if chance is None:
         raw = max(score, 0.0) / max(1 - score, 1e-9)
     else:
+        chance = check_real(chance, "chance", 0.0, 1.0)
         equal = 0.5 + 0.5 * max(score - chance, 0.0) / max(1 - chance, 1e-9)
         raw = np.tan(np.pi * max(1 - equal, 1e-9)) ** -2 if equal > 0.5 else 0.0
     return round(float(np.clip(raw, *SNR_RANGE)), 3)
@@ -119,6 +126,25 @@ def _shape_measures(X: np.ndarray) -> tuple[float, float, int]:
     mean = (np.abs(correlation).sum() - d) / max(d * (d - 1), 1)
     return float(np.abs((Z**3).mean(axis=0)).mean()), float(mean), dimension
 
+# %% ../../nbs/mle/03_seeds.ipynb #data
+def _data(X: Any, y: Any, classes: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return columns (n, d) and targets (n,), classes by their numbers, or raise if there is nothing to learn."""
+    try:
+        X, y = np.asarray(X, np.float64), np.asarray(y)
+        y, counts = np.unique(y, return_inverse=True, return_counts=True)[1:] if classes else (y, (2, 2))
+    except (TypeError, ValueError):
+        instead = "Give rows of numbers, NaN for gaps, and classes of one kind."
+        raise ShapeError(f"X is {shown(X)}, y {shown(y)}", where="profile_of", instead=instead) from None
+    if X.ndim != 2 or y.shape != X.shape[:1] or len(X) < 20:
+        raise ShapeError(f"X has shape {X.shape}, y {y.shape}", where="profile_of", instead="Give 20 rows or more.")
+    check_array(X, "X", allow_nan=True), check_array(y, "y")
+    if np.isnan(X).all(axis=0).any() or not (np.nanstd(X, axis=0) > 1e-12).any():
+        raise ParameterError("a column of X is empty, or none varies", where="profile_of", instead="Drop such columns.")
+    if len(counts) < 2 or min(counts) < 2:
+        what, instead = f"{len(counts)} classes, the rarest of {min(counts)}", "Give two, of two rows or more."
+        raise ParameterError(what, where="profile_of", instead=instead)
+    return X, y
+
 # %% ../../nbs/mle/03_seeds.ipynb #profile-of
 def profile_of(X: np.ndarray, y: np.ndarray, *, classes: bool) -> Profile:
     """Measure the structure of a data set.
@@ -138,8 +164,8 @@ def profile_of(X: np.ndarray, y: np.ndarray, *, classes: bool) -> Profile:
 
     Raises
     ------
-    ShapeError
-        If the arrays do not fit each other or are too small.
+    ShapeError, NonFiniteError, ParameterError
+        If the arrays do not fit each other, are too small, or cannot be learned from.
 
     Examples
     --------
@@ -148,17 +174,12 @@ def profile_of(X: np.ndarray, y: np.ndarray, *, classes: bool) -> Profile:
     >>> profile_of(X, X[:, 0], classes=False).linear > 0.99
     True
     """
-    X, y = np.asarray(X, np.float64), np.asarray(y)
-    if X.ndim != 2 or y.shape != X.shape[:1] or len(X) < 20:
-        raise ShapeError(f"X has shape {X.shape}, y {y.shape}", where="profile_of", instead="Give 20 rows or more.")
+    X, y = _data(X, y, classes)
     chosen = stream(0, "profile").permutation(len(X))[:300]
     absent = np.isnan(X)
     filled = np.where(absent, np.nanmedian(X, axis=0), X)
     coded = sum(len(np.unique(c)) <= 8 and (c == np.round(c)).all() for c in filled.T)
-    shares: tuple[float, ...] = ()
-    if classes:
-        y, counts = np.unique(y, return_inverse=True)[1], np.unique(y, return_counts=True)[1]
-        shares = tuple((counts / len(y)).tolist())
+    shares = tuple((np.bincount(y) / len(y)).tolist()) if classes else ()
     scores = _scores(filled[chosen], y[chosen], classes)
     return Profile(*X.shape, float(absent.mean()), int(coded), shares, *_shape_measures(filled), *scores)
 
@@ -197,10 +218,10 @@ def _genes(profile: Profile) -> dict[str, Any]:
 
 def _guessed(y: np.ndarray) -> str:
     """Guess what is asked from the values of a target."""
-    values = np.unique(y)
-    if y.dtype.kind in "fc" or len(values) > 12:
+    many = len({str(value) for value in y.ravel().tolist()})
+    if y.dtype.kind in "fc" or many > 12:
         return "regression"
-    return "binary" if len(values) == 2 else "multiclass"
+    return "binary" if many == 2 else "multiclass"
 
 # %% ../../nbs/mle/03_seeds.ipynb #extract-function
 def extract(
@@ -228,10 +249,10 @@ def extract(
 
     Raises
     ------
-    ShapeError
-        If the arrays do not fit each other or are too small.
+    ShapeError, NonFiniteError
+        If the arrays do not fit each other, are too small, or not finite.
     ParameterError
-        If a name is unknown, or stands for the rows of a bundled table.
+        If a name is unknown, or stands for the rows of a bundled table; or if nothing can be learned.
 
     Examples
     --------
@@ -243,23 +264,14 @@ def extract(
     if str(name).startswith(REAL_PREFIX):
         raise ParameterError(f"{name!r:.60} stands for bundled rows", where="extract", instead="Choose another name.")
     y = np.asarray(y)
-    target = target or _guessed(y)
-    if target not in METRICS_OF:
-        raise ParameterError(f"there is no target {target!r}", instead=f"Targets are {', '.join(METRICS_OF)}.")
+    target = _guessed(y) if isinstance(target, str) and target == "" else target
+    if not isinstance(target, str) or target not in METRICS_OF:
+        raise ParameterError(f"there is no target {shown(target)}", instead=f"Targets are {', '.join(METRICS_OF)}.")
     counted = target in CLASS_TARGETS or target == "ranking"
     profile = profile_of(X, y, classes=target in CLASS_TARGETS)
-    dna = TaskDNA(
-        modality,
-        target,
-        METRICS_OF[target][0],
-        n_classes=min(len(np.unique(y)), 12) if counted else 2,
-        rule=RuleDNA(_family(profile), integer(seed, "rule", name)),
-        time=Clock(target == "forecast"),
-        seed_name=name,
-        seed=seed,
-        **_genes(profile),
-    )
-    return repaired(dna)
+    own = {"n_classes": min(len(np.unique(y)), 12) if counted else 2, "time": Clock(target == "forecast")}
+    own |= {"rule": RuleDNA(_family(profile), integer(seed, "rule", name)), "seed_name": name, "seed": seed}
+    return repaired(TaskDNA(modality, target, METRICS_OF[target][0], **own, **_genes(profile)))
 
 # %% ../../nbs/mle/03_seeds.ipynb #own-generators
 def _gen_signal(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -304,30 +316,19 @@ def _gen_ranking(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 Loader = Callable[[], tuple[np.ndarray, np.ndarray]]
 
 
-def _bundled(name: str) -> Loader:
-    """Return a loader of a data set that scikit-learn ships."""
+def _bundled(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Load columns and the first target of a data set that scikit-learn ships."""
+    from sklearn import datasets
 
-    def load() -> tuple[np.ndarray, np.ndarray]:
-        """Load columns and the first target."""
-        from sklearn import datasets
-
-        X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
-        return X, y[:, 0] if y.ndim == 2 else y
-
-    return load
+    X, y = getattr(datasets, f"load_{name}")(return_X_y=True)
+    return X, y[:, 0] if y.ndim == 2 else y
 
 
-def _made(name: str, **options: object) -> Loader:
-    """Return a loader of one of scikit-learn's generators."""
+def _made(name: str, **options: object) -> tuple[np.ndarray, np.ndarray]:
+    """Draw columns and targets from one of scikit-learn's generators."""
+    from sklearn import datasets
 
-    def load() -> tuple[np.ndarray, np.ndarray]:
-        """Generate columns and targets."""
-        from sklearn import datasets
-
-        X, y = getattr(datasets, name)(n_samples=300, random_state=0, **options)
-        return X, y
-
-    return load
+    return getattr(datasets, name)(n_samples=300, random_state=0, **options)[:2]
 
 
 def _own(generate: Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray]]) -> Loader:
@@ -335,29 +336,21 @@ def _own(generate: Callable[[np.random.Generator], tuple[np.ndarray, np.ndarray]
     return lambda: generate(stream(0, "seed data", generate.__name__))
 
 # %% ../../nbs/mle/03_seeds.ipynb #measured-seeds
-_MEASURED = {
-    "iris": (_bundled("iris"), "tabular", "multiclass"),
-    "wine": (_bundled("wine"), "tabular", "multiclass"),
-    "breast_cancer": (_bundled("breast_cancer"), "tabular", "binary"),
-    "digits": (_bundled("digits"), "image", "multiclass"),
-    "diabetes": (_bundled("diabetes"), "tabular", "regression"),
-    "linnerud": (_bundled("linnerud"), "tabular", "regression"),
-}
+_MEASURED = {name: (partial(_bundled, name), modality, target) for name, modality, target in (
+    ("iris", "tabular", "multiclass"), ("wine", "tabular", "multiclass"), ("breast_cancer", "tabular", "binary"),
+    ("digits", "image", "multiclass"), ("diabetes", "tabular", "regression"), ("linnerud", "tabular", "regression"),
+)}  # fmt: skip
 
 # %% ../../nbs/mle/03_seeds.ipynb #made-seeds
-_MADE = {
-    "make_classification": (_made("make_classification", n_features=12, n_informative=5), "tabular", "binary"),
-    "make_moons": (_made("make_moons", noise=0.3), "tabular", "binary"),
-    "make_gaussian_quantiles": (_made("make_gaussian_quantiles", n_features=4, n_classes=4), "tabular", "ordinal"),
-    "make_blobs": (_made("make_blobs", n_features=5, centers=5, cluster_std=4.0), "multitable", "multiclass"),
-    "make_regression": (
-        _made("make_regression", n_features=15, n_informative=4, noise=50.0),
-        "tabular",
-        "regression",
-    ),
-    "make_friedman1": (_made("make_friedman1", n_features=8, noise=1.5), "tabular", "regression"),
-    "make_friedman3": (_made("make_friedman3", noise=0.2), "multitable", "regression"),
-}
+_MADE = {name: (partial(_made, name, **options), modality, target) for name, options, modality, target in (
+    ("make_classification", {"n_features": 12, "n_informative": 5}, "tabular", "binary"),
+    ("make_moons", {"noise": 0.3}, "tabular", "binary"),
+    ("make_gaussian_quantiles", {"n_features": 4, "n_classes": 4}, "tabular", "ordinal"),
+    ("make_blobs", {"n_features": 5, "centers": 5, "cluster_std": 4.0}, "multitable", "multiclass"),
+    ("make_regression", {"n_features": 15, "n_informative": 4, "noise": 50.0}, "tabular", "regression"),
+    ("make_friedman1", {"n_features": 8, "noise": 1.5}, "tabular", "regression"),
+    ("make_friedman3", {"noise": 0.2}, "multitable", "regression"),
+)}  # fmt: skip
 _OWN = {
     "gen_signal": (_own(_gen_signal), "signal", "multiclass"),
     "gen_text": (_own(_gen_text), "text", "binary"),
@@ -368,7 +361,6 @@ _OWN = {
 SEEDS = MappingProxyType(_MEASURED | _MADE | _OWN)
 
 # %% ../../nbs/mle/03_seeds.ipynb #seed-dna
-@lru_cache(maxsize=64)
 def seed_dna(name: str) -> TaskDNA:
     """Return the DNA that a seed data set becomes.
 
@@ -391,10 +383,17 @@ def seed_dna(name: str) -> TaskDNA:
     >>> seed_dna("diabetes").target, seed_dna("linnerud").snr
     ('regression', 1.5)
     """
+    known = (*SEEDS, *REAL_SEEDS)
+    if not isinstance(name, str) or name not in known:
+        raise UnknownIdError(f"there is no seed {shown(name)}", instead=f"Known are {', '.join(known)}.")
+    return _seed_dna(name)
+
+
+@lru_cache(maxsize=64)
+def _seed_dna(name: str) -> TaskDNA:
+    """Read a seed that exists, once."""
     if name in REAL_SEEDS:
-        return repaired(replace(seed_dna(name.removeprefix(REAL_PREFIX)), modality="tabular", seed_name=name))
-    if name not in SEEDS:
-        raise UnknownIdError(f"there is no seed {name!r}", instead=f"Known are {', '.join((*SEEDS, *REAL_SEEDS))}.")
+        return repaired(replace(_seed_dna(name.removeprefix(REAL_PREFIX)), modality="tabular", seed_name=name))
     load, modality, target = SEEDS[name]
     X, y = load()
     return extract(X, y, name=name, modality=modality, target=target, seed=integer(0, "seed", name))

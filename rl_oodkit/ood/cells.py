@@ -29,7 +29,7 @@ from .labels import BLOCK, BLOCKS
 from .schedules import Schedule
 from ..training.checkpoint import load_card
 
-# %% ../../nbs/ood/26_cells.ipynb #boardspec
+# %% ../../nbs/ood/26_cells.ipynb #check-choices
 def _check_choices(spec: "BoardSpec") -> None:
     """Raise unless lists are lists, the detectors are some, and schedule and floor are what they are called."""
     for name in ("detectors", "cells", "families", "levels"):
@@ -43,10 +43,25 @@ def _check_choices(spec: "BoardSpec") -> None:
     if not number or not 0 <= spec.floor < math.inf:
         raise ParameterError(f"floor is {spec.floor!r}", instead="Use 0 or a positive finite number.")
 
-
+# %% ../../nbs/ood/26_cells.ipynb #check-sizes
 _MOST_RESAMPLES = 10**7  # no memory holds more, for splits of full size
 
 
+def _check_numbers(spec: "BoardSpec") -> None:
+    """Raise unless all sizes, the seed and the rate lie in their ranges, and there is something to run."""
+    for name in ("fit", "cal", "test", "ood"):
+        check_integer(getattr(spec, name), name, 2, BLOCK)
+    for name in ("horizon", "n_min", "result_version"):
+        check_integer(getattr(spec, name), name, 1)
+    check_integer(spec.resamples, "resamples", 1, _MOST_RESAMPLES)
+    check_integer(spec.seed, "seed", 0, BLOCKS - 1)
+    _check_choices(spec)
+    if not 0 < check_fraction(spec.alpha, "alpha") < 1:
+        raise ParameterError(f"alpha is {spec.alpha}", instead="Choose a rate strictly between 0 and 1.")
+    if not spec.levels and spec.cells is None:
+        raise ParameterError("the board has no level and no cell", instead="Name levels, or cells.")
+
+# %% ../../nbs/ood/26_cells.ipynb #boardspec
 @dataclass(frozen=True)
 class BoardSpec:
     """Describe a board completely.
@@ -82,17 +97,7 @@ class BoardSpec:
     result_version: int = 1  # raised when a row's meaning changes
 
     def __post_init__(self) -> None:
-        for name in ("fit", "cal", "test", "ood"):
-            check_integer(getattr(self, name), name, 2, BLOCK)
-        for name in ("horizon", "n_min", "result_version"):
-            check_integer(getattr(self, name), name, 1)
-        check_integer(self.resamples, "resamples", 1, _MOST_RESAMPLES)
-        check_integer(self.seed, "seed", 0, BLOCKS - 1)
-        _check_choices(self)
-        if not 0 < check_fraction(self.alpha, "alpha") < 1:
-            raise ParameterError(f"alpha is {self.alpha}", instead="Choose a rate strictly between 0 and 1.")
-        if not self.levels and self.cells is None:
-            raise ParameterError("the board has no level and no cell", instead="Name levels, or cells.")
+        _check_numbers(self)
 
 # %% ../../nbs/ood/26_cells.ipynb #cell
 @dataclass(frozen=True)
@@ -195,6 +200,25 @@ def board_env(spec: BoardSpec) -> str:
     names = ", ".join(e.id for e in entries("env")) or "none"
     raise UnknownIdError(f"no registered environment is the policy's {wanted!r}", instead=f"Registered: {names}.")
 
+# %% ../../nbs/ood/26_cells.ipynb #source-of
+def _source(part: Any) -> str:
+    """Return the text of a part's module, or of the part itself where that is interactive; empty if there is none."""
+    interactive = part.__module__ in ("__main__", "__mp_main__")
+    try:
+        return inspect.getsource(part if interactive else sys.modules[part.__module__])
+    except (OSError, TypeError, KeyError):
+        codes = [getattr(f, "__code__", None) for f in (part, *vars(part).values())]
+        files = sorted({code.co_filename for code in codes if code is not None})
+        return "".join(line for file in files for line in linecache.getlines(file))
+
+# %% ../../nbs/ood/26_cells.ipynb #token
+@cache
+def _token(part: Any) -> str:
+    """Draw a digest for a part without source, once for each definition, and say so."""
+    what = f"the source of {part.__qualname__} cannot be read, so its results are not reused in another session"
+    warnings.warn(what, stacklevel=2)
+    return uuid4().hex
+
 # %% ../../nbs/ood/26_cells.ipynb #part-sources
 def part_sources(parts: Mapping[str, Any]) -> dict[str, str]:
     """Return the digests of the code of those parts that this package does not bring.
@@ -224,24 +248,48 @@ def _digest(part: Any) -> str:
     text = _source(part)
     return hashlib.sha256(text.encode()).hexdigest() if text else _token(part)
 
+# %% ../../nbs/ood/26_cells.ipynb #fits
+def _fits(law: Entry, env: gym.Env) -> bool:
+    """Tell whether the bare environment has what a law acts on."""
+    plant = getattr(law.obj, "plant", "")
+    return not plant or hasattr(env.unwrapped, plant)
 
-def _source(part: Any) -> str:
-    """Return the text of a part's module, or of the part itself where that is interactive; empty if there is none."""
-    interactive = part.__module__ in ("__main__", "__mp_main__")
-    try:
-        return inspect.getsource(part if interactive else sys.modules[part.__module__])
-    except (OSError, TypeError, KeyError):
-        codes = [getattr(f, "__code__", None) for f in (part, *vars(part).values())]
-        files = sorted({code.co_filename for code in codes if code is not None})
-        return "".join(line for file in files for line in linecache.getlines(file))
+# %% ../../nbs/ood/26_cells.ipynb #of-families
+def _of_families(laws: list[Entry], families: tuple[str, ...] | None) -> list[Entry]:
+    """Keep the laws of the chosen families, grouped by family."""
+    family = {law.id: law.tags.get("family", getattr(law.obj, "family", "")) for law in laws}
+    known = sorted(set(family.values()))
+    unknown = sorted(set(families or ()) - set(known))
+    if unknown:
+        raise UnknownIdError(f"there is no family {unknown[0]!r}", instead=f"Families are: {', '.join(known)}.")
+    order = known if families is None else list(families)
+    return [law for name in order for law in laws if family[law.id] == name]
+
+# %% ../../nbs/ood/26_cells.ipynb #check-levels
+def _check_levels(laws: list[Entry], levels: tuple[str, ...]) -> None:
+    """Raise if a level is declared by no law at all."""
+    known = sorted({level for law in laws for level in injector_levels(law.id)})
+    for level in levels:
+        if level not in known:
+            near = ", ".join(difflib.get_close_matches(str(level), known, n=3, cutoff=0.0))
+            raise UnknownIdError(f"no injector has a level {level!r}", where="levels", instead=f"Nearest: {near}.")
 
 
-@cache
-def _token(part: Any) -> str:
-    """Draw a digest for a part without source, once for each definition, and say so."""
-    what = f"the source of {part.__qualname__} cannot be read, so its results are not reused in another session"
-    warnings.warn(what, stacklevel=2)
-    return uuid4().hex
+def _at_levels(law: Entry, levels: tuple[str, ...]) -> list[Cell]:
+    """Place a law on the board at those of the levels that it declares, else at its first."""
+    declared = injector_levels(law.id)
+    if not declared:
+        warnings.warn(f"injector {law.id!r} declares no levels and is left out of the board", stacklevel=4)
+    chosen = [level for level in levels if level in declared] or list(declared)[:1]
+    return [Cell(f"{law.id}:{level}", law.id, level, float(declared[level])) for level in chosen]
+
+# %% ../../nbs/ood/26_cells.ipynb #check-onsets
+def _check_onsets(spec: BoardSpec, cells: Iterable[Cell], env: gym.Env) -> None:
+    """Raise unless the schedule can be kept by every law, and its onset be reached, in this environment."""
+    spec.schedule.check_horizon(env.spec.max_episode_steps if env.spec is not None else None)
+    for cell in cells:
+        if cell.injector is not None:
+            _check_fit(env, make_injector(cell.injector, cell.strength), spec.schedule)
 
 # %% ../../nbs/ood/26_cells.ipynb #board-cells
 def board_cells(spec: BoardSpec) -> tuple[Cell, ...]:
@@ -279,46 +327,3 @@ def board_cells(spec: BoardSpec) -> tuple[Cell, ...]:
         unique = {cell.name: cell for cell in (Cell("null"), *found)}
         _check_onsets(spec, unique.values(), bare)
     return tuple(unique.values())
-
-
-def _check_onsets(spec: BoardSpec, cells: Iterable[Cell], env: gym.Env) -> None:
-    """Raise unless the schedule can be kept by every law, and its onset be reached, in this environment."""
-    spec.schedule.check_horizon(env.spec.max_episode_steps if env.spec is not None else None)
-    for cell in cells:
-        if cell.injector is not None:
-            _check_fit(env, make_injector(cell.injector, cell.strength), spec.schedule)
-
-
-def _fits(law: Entry, env: gym.Env) -> bool:
-    """Tell whether the bare environment has what a law acts on."""
-    plant = getattr(law.obj, "plant", "")
-    return not plant or hasattr(env.unwrapped, plant)
-
-
-def _of_families(laws: list[Entry], families: tuple[str, ...] | None) -> list[Entry]:
-    """Keep the laws of the chosen families, grouped by family."""
-    family = {law.id: law.tags.get("family", getattr(law.obj, "family", "")) for law in laws}
-    known = sorted(set(family.values()))
-    unknown = sorted(set(families or ()) - set(known))
-    if unknown:
-        raise UnknownIdError(f"there is no family {unknown[0]!r}", instead=f"Families are: {', '.join(known)}.")
-    order = known if families is None else list(families)
-    return [law for name in order for law in laws if family[law.id] == name]
-
-
-def _check_levels(laws: list[Entry], levels: tuple[str, ...]) -> None:
-    """Raise if a level is declared by no law at all."""
-    known = sorted({level for law in laws for level in injector_levels(law.id)})
-    for level in levels:
-        if level not in known:
-            near = ", ".join(difflib.get_close_matches(str(level), known, n=3, cutoff=0.0))
-            raise UnknownIdError(f"no injector has a level {level!r}", where="levels", instead=f"Nearest: {near}.")
-
-
-def _at_levels(law: Entry, levels: tuple[str, ...]) -> list[Cell]:
-    """Place a law on the board at those of the levels that it declares, else at its first."""
-    declared = injector_levels(law.id)
-    if not declared:
-        warnings.warn(f"injector {law.id!r} declares no levels and is left out of the board", stacklevel=4)
-    chosen = [level for level in levels if level in declared] or list(declared)[:1]
-    return [Cell(f"{law.id}:{level}", law.id, level, float(declared[level])) for level in chosen]

@@ -84,7 +84,7 @@ def _sham(trajs: Trajectories, schedule: Schedule, seed: int) -> Trajectories:
     onset, offset = (np.where(reached, column, -1) for column in drawn.T)
     return replace(trajs, onset=onset, offset_step=offset)
 
-
+# %% ../../nbs/ood/09_collect.ipynb #disturbed
 def _disturbed(trajs: Trajectories, where: str) -> Trajectories:
     """Keep the episodes that reached their onset."""
     reached = np.flatnonzero(trajs.onset < trajs.lengths)
@@ -93,7 +93,7 @@ def _disturbed(trajs: Trajectories, where: str) -> Trajectories:
         raise EmptySplitError(what, where=where, instead="Use an earlier onset.")
     return trajs.select(reached)
 
-
+# %% ../../nbs/ood/09_collect.ipynb #recipe-of
 def _recipe(injector: Injector | None, schedule: Schedule, floor: float, seed: int, split: str) -> dict[str, Any]:
     """Describe how a batch is made, as JSON can hold it."""
     return {
@@ -107,6 +107,13 @@ def _recipe(injector: Injector | None, schedule: Schedule, floor: float, seed: i
         "floor": float(floor),
         "injector_seed": integer(seed, "collect", split),
     }
+
+# %% ../../nbs/ood/09_collect.ipynb #provenance
+def _with_provenance(trajs: Trajectories, recipe: dict[str, Any], n: int) -> Trajectories:
+    """Write into a batch of n episodes how it was made, and how many never reached their onset."""
+    missing = n - int((trajs.onset >= 0).sum())
+    versions = trajs.meta.get("versions", {}) | {"rl_oodkit": __version__}
+    return replace(trajs, meta={**trajs.meta, **recipe, "n": int(n), "n_no_onset": missing, "versions": versions})
 
 # %% ../../nbs/ood/09_collect.ipynb #collect
 def collect(
@@ -151,33 +158,27 @@ def collect(
 
     Raises
     ------
-    UnknownIdError
-        If there is no such split, injector or checkpoint.
-    StrengthError, OnsetError, ParameterError
-        If the disturbance is not configured sensibly.
+    UnknownIdError, StrengthError, OnsetError, ParameterError
+        If there is no such split, injector or checkpoint, or the disturbance is not configured sensibly.
     EmptySplitError
         If every episode ended before its onset.
 
     Examples
     --------
-    >>> batch = collect("dqn-lunarlander", 2, "ood", injector="gravity", strength="light")
-    >>> batch.n_episodes, batch.meta["strength"]
-    (2, 0.18)
+    >>> collect("dqn-lunarlander", 2, "ood", injector="gravity", strength="light").meta["strength"]
+    0.18
     """
     policy = load_policy(policy) if isinstance(policy, str) else policy
-    law = None if injector is None else make_injector(injector, strength)
+    law, when = None if injector is None else make_injector(injector, strength), schedule or Schedule()
     if law is None and strength is not None:
         raise ParameterError("a strength without an injector", where="collect", instead="Give an injector too.")
-    when = schedule or Schedule()
     recipe = _recipe(law, when, floor, seed, split)
     start = (law, when if law is not None else None, recipe["injector_seed"], floor)
     trajs = rollout(lambda: make_lander(*start), policy, seed_range(split, n, seed), record=record)
     kept = _sham(trajs, when, recipe["injector_seed"]) if law is None else _disturbed(trajs, recipe["injector"])
-    missing = n - int((kept.onset >= 0).sum())
-    versions = kept.meta.get("versions", {}) | {"rl_oodkit": __version__}
-    return replace(kept, meta={**kept.meta, **recipe, "n": int(n), "n_no_onset": missing, "versions": versions})
+    return _with_provenance(kept, recipe, n)
 
-# %% ../../nbs/ood/09_collect.ipynb #collect-cached
+# %% ../../nbs/ood/09_collect.ipynb #collection-spec
 _RESULT_VERSION = 1
 
 
@@ -199,16 +200,10 @@ def collection_spec(
     ----------
     policy : Policy
         With a `sha256`.
-    n : int
-        Episodes.
-    split : str
-        Split.
-    injector : str or Injector, optional
-        Law.
-    strength : float or str, optional
-        Strength or level.
-    schedule : Schedule, optional
-        Schedule.
+    n, split : int, str
+        Episodes, and the split.
+    injector, strength, schedule : Injector, float, Schedule, optional
+        The disturbance.
     floor : float
         Sensor floor.
     seed : int
@@ -238,13 +233,13 @@ def collection_spec(
     source = part_sources({"injector": None if law is None else type(law)})
     return RunSpec("ood.collect", params, int(seed), _RESULT_VERSION, {"policy": policy.sha256} | source)
 
-
+# %% ../../nbs/ood/09_collect.ipynb #episode-table
 def _episode_table(trajs: Trajectories) -> pd.DataFrame:
     """Summarise a batch, one row an episode."""
     ends = {"length": trajs.lengths, "episode_return": trajs.returns, "terminated": trajs.terminated}
     return pd.DataFrame({"env_seed": trajs.env_seeds, "onset": trajs.onset, "offset": trajs.offset_step, **ends})
 
-
+# %% ../../nbs/ood/09_collect.ipynb #arrays
 def _to_arrays(trajs: Trajectories) -> dict[str, np.ndarray]:
     """Lay a batch out as named arrays."""
     plain = {name: getattr(trajs, name) for name in (*STEP_FIELDS, *ROW_FIELDS, *EPISODE_FIELDS)}
@@ -258,7 +253,7 @@ def _from_arrays(arrays: dict[str, np.ndarray]) -> Trajectories:
     plain = {k: v for k, v in arrays.items() if k != "meta" and not k.startswith("internals.")}
     return Trajectories(**plain, internals=inner, meta=json.loads(str(arrays["meta"])))
 
-
+# %% ../../nbs/ood/09_collect.ipynb #collect-cached
 def collect_cached(
     policy: Policy | str, n: int, split: str, *, store: RunStore | None = None, **options: Any
 ) -> Trajectories:

@@ -109,6 +109,14 @@ def sensor_scale(trajectories: Any, source: str = "") -> SensorScale:
     sd = tuple(float(f"{x:.4g}") for x in rows[:, continuous].std(axis=0))
     return SensorScale(continuous, sd, tuple(int(i) for i in np.flatnonzero(bit)), source)
 
+# %% ../../nbs/ood/02_contract.ipynb #known
+def _known(value: np.ndarray | None) -> np.ndarray:
+    """Return what depends on the scale, or raise if none was given."""
+    if value is None:
+        instead = "Pass scale=SensorScale(...) to the wrapper, or register the environment with one."
+        raise ParameterError("the environment has no sensor scale", where="injector", instead=instead)
+    return value
+
 # %% ../../nbs/ood/02_contract.ipynb #injectionspec
 @dataclass(frozen=True)
 class InjectionSpec:
@@ -132,33 +140,16 @@ class InjectionSpec:
 
     @property
     def sd(self) -> np.ndarray:
-        """Give the sensor scale per channel, 0 for bits.
-
-        Returns
-        -------
-        float64 array of shape (d,)
-        """
-        return self._known(self._sd)
+        """Give the sensor scale per channel, 0 for bits; float64 array of shape (d,)."""
+        return _known(self._sd)
 
     @property
     def mask(self) -> np.ndarray:
-        """Mark the continuous channels.
-
-        Returns
-        -------
-        bool array of shape (d,)
-        """
-        return self._known(self._mask)
-
-    def _known(self, value: np.ndarray | None) -> np.ndarray:
-        """Return the value, or raise if no scale was given."""
-        if value is None:
-            instead = "Pass scale=SensorScale(...) to the wrapper, or register the environment with one."
-            raise ParameterError("the environment has no sensor scale", where="injector", instead=instead)
-        return value
+        """Mark the continuous channels; bool array of shape (d,)."""
+        return _known(self._mask)
 
 # %% ../../nbs/ood/02_contract.ipynb #check-strength
-def _check_strength(law: "Injector") -> None:
+def _check_strength(law: Any) -> None:
     """Raise unless the strength is a number of the law's kind and in its range."""
     k, name = law.strength, type(law).__name__
     number = isinstance(k, (int, float, np.integer, np.floating)) and not isinstance(k, bool) and math.isfinite(k)
@@ -169,31 +160,12 @@ def _check_strength(law: "Injector") -> None:
         what = f"the strength is {k!r}, but it is {'a code' if law.strength_kind == 'code' else 'a count'}"
         raise StrengthError(what, where=name, instead="Use a whole number.")
 
-# %% ../../nbs/ood/02_contract.ipynb #injector
+# %% ../../nbs/ood/02_contract.ipynb #strength
 @dataclass(frozen=True)
-class Injector:
-    """Be the base of all laws: parameters here, state in what `start` returns.
+class _Strength:
+    """Say what a law is and how strong; see `Injector`."""
 
-    Parameters
-    ----------
-    strength : float
-        In `low` .. `high`; at `identity` the law does nothing.
-
-    Raises
-    ------
-    StrengthError
-        If the strength is outside the range, or not of the law's kind.
-
-    Examples
-    --------
-    >>> class Shift(Injector):
-    ...     low, high = -1.0, 1.0
-    ...     def observe(self, state, observation, c): return observation + self.at(c)
-    >>> Shift(0.5).at(0.5)
-    0.25
-    """
-
-    strength: float
+    strength: float  # in `low` .. `high`
     family: ClassVar[str] = "observation"  # what the benchmark groups by
     layer: ClassVar[str] = "observation"  # observation, action, physics or reward
     identity: ClassVar[float] = 0.0
@@ -220,6 +192,10 @@ class Injector:
         """
         k = self.strength if c >= 1 else self.identity + c * (self.strength - self.identity)
         return k if self.strength_kind == "real" else math.floor(k + 0.5)
+
+# %% ../../nbs/ood/02_contract.ipynb #memory
+class _Memory(_Strength):
+    """Keep what a law remembers within an episode."""
 
     def start(self, rng: np.random.Generator, spec: InjectionSpec) -> SimpleNamespace:
         """Make the state of one episode.
@@ -249,6 +225,10 @@ class Injector:
         """
         state.seen += 1
         state.before, state.now = state.now, observation
+
+# %% ../../nbs/ood/02_contract.ipynb #injector
+class _Loop(_Memory):
+    """Give the hooks on the way from the policy to the plant."""
 
     def action(self, state: SimpleNamespace, action: Any, c: float) -> Any:
         """Return the action that is executed instead.
@@ -288,17 +268,39 @@ class Injector:
         """
         return nullcontext()
 
+# %% ../../nbs/ood/02_contract.ipynb #injector-class
+@dataclass(frozen=True)
+class Injector(_Loop):
+    """Be the base of all laws: parameters here, state in what `start` returns.
+
+    Parameters
+    ----------
+    strength : float
+        In `low` .. `high`; at `identity` the law does nothing.
+
+    Raises
+    ------
+    StrengthError
+        If the strength is outside the range, or not of the law's kind.
+
+    Examples
+    --------
+    >>> class Shift(Injector):
+    ...     low, high = -1.0, 1.0
+    ...     def observe(self, state, observation, c): return observation + self.at(c)
+    >>> Shift(0.5).at(0.5)
+    0.25
+    """
+
     def observe(self, state: SimpleNamespace, observation: np.ndarray, c: float) -> np.ndarray:
         """Return what the policy sees instead.
 
         Parameters
         ----------
-        state : types.SimpleNamespace
-            From `start`.
         observation : float array of shape (d,)
             What the sensors deliver. Not to be changed in place.
-        c : float
-            Profile, in (0, 1].
+        state, c : types.SimpleNamespace, float
+            State from `start`; profile, in (0, 1].
 
         Returns
         -------
@@ -311,12 +313,10 @@ class Injector:
 
         Parameters
         ----------
-        state : types.SimpleNamespace
-            From `start`.
         reward : float
             What the environment pays.
-        c : float
-            Profile, in (0, 1].
+        state, c : types.SimpleNamespace, float
+            State from `start`; profile, in (0, 1].
 
         Returns
         -------
@@ -324,7 +324,7 @@ class Injector:
         """
         return reward
 
-
+# %% ../../nbs/ood/02_contract.ipynb #begins
 def begins(state: SimpleNamespace) -> bool:
     """Tell whether the law acts again after at least one step on which it did not.
 

@@ -24,9 +24,6 @@ from .recursion import Accumulator
 from ..training.trajectories import Trajectories
 
 # %% ../../nbs/ood/19_detector.ipynb #check-blocks
-_WIDTHS = {"n_targets": "next", "n_actions": "action"}  # a scorer's parameter, and the block that answers it
-
-
 def _check_blocks(id: str, features: Any, scorer: Any) -> None:
     """Raise unless the features have every block that the scorer needs."""
     missing = [b for b in getattr(scorer, "blocks", ()) if b not in features.blocks]
@@ -35,6 +32,9 @@ def _check_blocks(id: str, features: Any, scorer: Any) -> None:
         what = f"{id!r} needs column blocks {', '.join(missing)}, and its features have {', '.join(features.blocks)}"
         raise ParameterError(what, instead=f"Features that fit: {', '.join(able) or 'none'}.")
 
+# %% ../../nbs/ood/19_detector.ipynb #hand-over-widths
+_WIDTHS = {"n_targets": "next", "n_actions": "action"}  # a scorer's parameter, and the block that answers it
+
 
 def _hand_over_widths(scorer: Any, widths: dict[str, int]) -> None:
     """Tell the scorer the widths it asks for and has not been given."""
@@ -42,8 +42,69 @@ def _hand_over_widths(scorer: Any, widths: dict[str, int]) -> None:
     asked = {p: widths.get(b, 0) for p, b in _WIDTHS.items() if p in given and given[p] is None}
     scorer.set_params(**asked)
 
+# %% ../../nbs/ood/19_detector.ipynb #product-class
+class _Product(Detector):
+    """Put features and a scorer together, and fit both."""
+
+    def __init__(self, id: str, features: Features, scorer: Any, accumulator: Accumulator | None = None) -> None:
+        super().__init__(id, features.reads, accumulator)
+        _check_blocks(id, features, scorer)
+        self.features, self.scorer = features, scorer
+
+    def _fit(self, view: View) -> None:
+        """Fit features, hand the widths over, fit the scorer on defined rows."""
+        rows = self.features.fit(view).rows(view)
+        kept = rows[np.isfinite(rows).all(axis=1) & ~view.terminal]
+        if len(kept) < 2:
+            what = f"{len(kept)} rows are defined"
+            raise EmptySplitError(what, where=f"fit of {self.id!r}", instead="Use more or longer episodes.")
+        _hand_over_widths(self.scorer, self.features.widths)
+        self.scorer.fit(kept)
+
+# %% ../../nbs/ood/19_detector.ipynb #scored-class
+class _ScoredProduct(_Product):
+    """Score defined rows, all at once or as they come."""
+
+    def _scores(self, view: View) -> np.ndarray:
+        """Score all defined rows in one call."""
+        rows = self.features.rows(view)
+        scores, kept = np.full(len(rows), np.nan), ~np.isnan(rows).any(axis=1) & ~view.terminal
+        if kept.any():
+            scores[kept] = self._scored(rows[kept])
+        return scores
+
+    def _begin(self) -> None:
+        """Begin the features' episode."""
+        self.features.start()
+
+    def _advance(self, transition: Transition) -> float:
+        """Score one row."""
+        row = self.features.update(transition)
+        if transition.terminated or np.isnan(row).any():
+            return np.nan
+        return float(self._scored(row[None])[0])
+
+    def _scored(self, rows: np.ndarray) -> np.ndarray:
+        """Ask the scorer, and refuse what NumPy would broadcast or convert without a word."""
+        out = np.asarray(self.scorer.score_samples(rows))
+        if out.shape != (len(rows),) or out.dtype.kind not in "fiu":
+            what = f"the scorer of detector {self.id!r} returned {out.dtype} of shape {out.shape} for {len(rows)} rows"
+            raise DetectorOutputError(what, instead=f"Return real scores of shape ({len(rows)},).")
+        return out
+
+# %% ../../nbs/ood/19_detector.ipynb #learnt-alike
+def _learnt_alike(new: _ScoredProduct, fitted: _ScoredProduct) -> bool:
+    """Compare the features by type and width, and let the scorer judge its own part."""
+    if type(fitted.features) is not type(new.features) or not hasattr(fitted.features, "widths"):
+        return False
+    width = [getattr(f, "width", None) for f in (new.features, fitted.features)]
+    probe = copy.deepcopy(new.scorer)
+    _hand_over_widths(probe, fitted.features.widths)
+    alike = getattr(probe, "same_fit", lambda other: False)
+    return width[0] == width[1] and alike(fitted.scorer)
+
 # %% ../../nbs/ood/19_detector.ipynb #composed-class
-class ComposedDetector(Detector):
+class ComposedDetector(_ScoredProduct):
     """Score episodes by features, scorer and accumulator.
 
     Parameters
@@ -67,11 +128,6 @@ class ComposedDetector(Detector):
     >>> build_detector("gmm/transition+cusum").features.blocks
     ('observation', 'action', 'next')
     """
-
-    def __init__(self, id: str, features: Features, scorer: Any, accumulator: Accumulator | None = None) -> None:
-        super().__init__(id, features.reads, accumulator)
-        _check_blocks(id, features, scorer)
-        self.features, self.scorer = features, scorer
 
     def share(self, fitted: "ComposedDetector") -> Self:
         """Take over what a detector with the same features and fit has learnt, instead of fitting.
@@ -106,52 +162,7 @@ class ComposedDetector(Detector):
         -------
         bool
         """
-        if not isinstance(fitted, ComposedDetector) or type(fitted.features) is not type(self.features):
-            return False
-        if not hasattr(fitted.features, "widths"):
-            return False
-        width = [getattr(f, "width", None) for f in (self.features, fitted.features)]
-        probe = copy.deepcopy(self.scorer)
-        _hand_over_widths(probe, fitted.features.widths)
-        alike = getattr(probe, "same_fit", lambda other: False)
-        return width[0] == width[1] and alike(fitted.scorer)
-
-    def _fit(self, view: View) -> None:
-        """Fit features, hand the widths over, fit the scorer on defined rows."""
-        rows = self.features.fit(view).rows(view)
-        kept = rows[np.isfinite(rows).all(axis=1) & ~view.terminal]
-        if len(kept) < 2:
-            what = f"{len(kept)} rows are defined"
-            raise EmptySplitError(what, where=f"fit of {self.id!r}", instead="Use more or longer episodes.")
-        _hand_over_widths(self.scorer, self.features.widths)
-        self.scorer.fit(kept)
-
-    def _scores(self, view: View) -> np.ndarray:
-        """Score all defined rows in one call."""
-        rows = self.features.rows(view)
-        scores, kept = np.full(len(rows), np.nan), ~np.isnan(rows).any(axis=1) & ~view.terminal
-        if kept.any():
-            scores[kept] = self._scored(rows[kept])
-        return scores
-
-    def _begin(self) -> None:
-        """Begin the features' episode."""
-        self.features.start()
-
-    def _advance(self, transition: Transition) -> float:
-        """Score one row."""
-        row = self.features.update(transition)
-        if transition.terminated or np.isnan(row).any():
-            return np.nan
-        return float(self._scored(row[None])[0])
-
-    def _scored(self, rows: np.ndarray) -> np.ndarray:
-        """Ask the scorer, and refuse what NumPy would broadcast or convert without a word."""
-        out = np.asarray(self.scorer.score_samples(rows))
-        if out.shape != (len(rows),) or out.dtype.kind not in "fiu":
-            what = f"the scorer of detector {self.id!r} returned {out.dtype} of shape {out.shape} for {len(rows)} rows"
-            raise DetectorOutputError(what, instead=f"Return real scores of shape ({len(rows)},).")
-        return out
+        return isinstance(fitted, ComposedDetector) and _learnt_alike(self, fitted)
 
 # %% ../../nbs/ood/19_detector.ipynb #split-id
 def split_id(id: str) -> dict[str, str]:

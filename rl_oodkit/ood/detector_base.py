@@ -44,24 +44,9 @@ def one_thread() -> AbstractContextManager[Any]:
     """
     return _pools(*(name in sys.modules for name in ("scipy.linalg", "sklearn.utils", "torch"))).limit(limits=1)
 
-# %% ../../nbs/ood/18a_detector_base.ipynb #detector-class
-class Detector:
-    """Hold the contract; a subclass writes `_fit`, `_scores`, `_begin` and `_advance`.
-
-    Parameters
-    ----------
-    id : str
-        Name in tables and errors.
-    reads : set of str
-        Fields of an episode it looks at.
-    accumulator : Accumulator, optional
-        What happens to step scores; by default nothing.
-
-    Examples
-    --------
-    >>> Detector("mine", frozenset({"observations"}))
-    Detector('mine')
-    """
+# %% ../../nbs/ood/18a_detector_base.ipynb #hooks
+class _Hooks:
+    """Name a detector, and say what a subclass writes; see `Detector`."""
 
     def __init__(self, id: str, reads: frozenset[str], accumulator: Accumulator | None = None) -> None:
         self.id, self.reads = id, declared(reads, id)
@@ -69,6 +54,24 @@ class Detector:
 
     def __repr__(self) -> str:
         return f"Detector({self.id!r})"
+
+    def _fit(self, view: View) -> None:
+        """Learn nothing, unless a subclass does."""
+
+    def _scores(self, view: View) -> np.ndarray:
+        """Return one score a transition, of shape (N,)."""
+        raise NotImplementedError(f"{type(self).__name__} has no _scores")
+
+    def _begin(self) -> None:
+        """Prepare nothing, unless a subclass does."""
+
+    def _advance(self, transition: Transition) -> float:
+        """Return the score of one transition."""
+        raise NotImplementedError(f"{type(self).__name__} has no _advance")
+
+# %% ../../nbs/ood/18a_detector_base.ipynb #learning-class
+class _Learning(_Hooks):
+    """Learn from clean episodes only."""
 
     def fit(self, trajs: Trajectories) -> Self:
         """Learn from clean episodes of the fit split.
@@ -95,32 +98,21 @@ class Detector:
             self._fit(View(trajs, self.reads))
         return self
 
-    def calibrate(self, trajs: Trajectories) -> Self:
-        """Learn the distribution of clean scores from the calibration split.
+# %% ../../nbs/ood/18a_detector_base.ipynb #one-a-transition
+def _one_a_transition(id: str, scores: np.ndarray, view: View) -> np.ndarray:
+    """Return the scores without those of terminal transitions; raise unless there is a finite one for each."""
+    if scores.shape != (view.n_steps,):
+        what = f"detector {id!r} returned shape {scores.shape} for {view.n_episodes} episodes"
+        raise DetectorOutputError(what, instead=f"Return one score for each of {view.n_steps} transitions.")
+    if np.isinf(scores).any():
+        i = np.searchsorted(view.step_starts, np.argmax(np.isinf(scores)), side="right") - 1
+        raise DetectorOutputError(f"detector {id!r} gave episode {i} an infinite score")
+    scores[view.terminal] = np.nan
+    return scores
 
-        Parameters
-        ----------
-        trajs : Trajectories
-            Clean episodes that `fit` has not seen.
-
-        Returns
-        -------
-        Detector
-            Itself.
-
-        Raises
-        ------
-        LabelLeakError, EmptySplitError
-            As in `fit`.
-        sklearn.exceptions.NotFittedError
-            If `fit` has not been called.
-        """
-        check_clean(trajs, f"calibration of {self.id!r}")
-        base = self.score_base(trajs)
-        values = self.accumulator.calibrate(base).run(base)
-        maxima = episode_maxima(values)
-        self.calibration_maxima_ = np.where(np.isinf(maxima), np.nan, maxima)
-        return self
+# %% ../../nbs/ood/18a_detector_base.ipynb #scoring-class
+class _Scoring(_Learning):
+    """Score batches and episodes."""
 
     def score_base(self, trajs: Trajectories | View) -> np.ndarray:
         """Return step scores before accumulation.
@@ -143,14 +135,7 @@ class Detector:
         view = View(trajs, self.reads)
         with one_thread():
             scores = np.array(self._scores(view), dtype=float)
-        if scores.shape != (view.n_steps,):
-            what = f"detector {self.id!r} returned shape {scores.shape} for {view.n_episodes} episodes"
-            raise DetectorOutputError(what, instead=f"Return one score for each of {view.n_steps} transitions.")
-        if np.isinf(scores).any():
-            i = np.searchsorted(view.step_starts, np.argmax(np.isinf(scores)), side="right") - 1
-            raise DetectorOutputError(f"detector {self.id!r} gave episode {i} an infinite score")
-        scores[view.terminal] = np.nan
-        return view.padded(scores)
+        return view.padded(_one_a_transition(self.id, scores, view))
 
     def score_batch(self, trajs: Trajectories | View) -> np.ndarray:
         """Return scores of many episodes at once.
@@ -182,6 +167,37 @@ class Detector:
         """
         return self.score_batch(episode if isinstance(episode, View) else single(episode))[0]
 
+# %% ../../nbs/ood/18a_detector_base.ipynb #calibrated-class
+class _Calibrated(_Scoring):
+    """Learn the distribution of clean scores, and give thresholds."""
+
+    def calibrate(self, trajs: Trajectories) -> Self:
+        """Learn the distribution of clean scores from the calibration split.
+
+        Parameters
+        ----------
+        trajs : Trajectories
+            Clean episodes that `fit` has not seen.
+
+        Returns
+        -------
+        Detector
+            Itself.
+
+        Raises
+        ------
+        LabelLeakError, EmptySplitError
+            As in `fit`.
+        sklearn.exceptions.NotFittedError
+            If `fit` has not been called.
+        """
+        check_clean(trajs, f"calibration of {self.id!r}")
+        base = self.score_base(trajs)
+        values = self.accumulator.calibrate(base).run(base)
+        maxima = episode_maxima(values)
+        self.calibration_maxima_ = np.where(np.isinf(maxima), np.nan, maxima)
+        return self
+
     def threshold(self, alpha: float = 0.05) -> float:
         """Return the score that a clean episode exceeds with probability at most alpha.
 
@@ -202,6 +218,25 @@ class Detector:
     def thresholds(self) -> dict[str, float]:
         """Return the thresholds in general use: five false alarms in a hundred clean episodes."""
         return {"per_episode": self.threshold(0.05)}
+
+# %% ../../nbs/ood/18a_detector_base.ipynb #detector-class
+class Detector(_Calibrated):
+    """Hold the contract; a subclass writes `_fit`, `_scores`, `_begin` and `_advance`.
+
+    Parameters
+    ----------
+    id : str
+        Name in tables and errors.
+    reads : set of str
+        Fields of an episode it looks at.
+    accumulator : Accumulator, optional
+        What happens to step scores; by default nothing.
+
+    Examples
+    --------
+    >>> Detector("mine", frozenset({"observations"}))
+    Detector('mine')
+    """
 
     def start(self) -> None:
         """Begin a new episode for `update`."""
@@ -233,17 +268,3 @@ class Detector:
         state, value = self.accumulator.update(state, np.nan if transition.terminated else s, t)
         self._online = (state, t + 1)
         return float(value[0])
-
-    def _fit(self, view: View) -> None:
-        """Learn nothing, unless a subclass does."""
-
-    def _scores(self, view: View) -> np.ndarray:
-        """Return one score a transition, of shape (N,)."""
-        raise NotImplementedError(f"{type(self).__name__} has no _scores")
-
-    def _begin(self) -> None:
-        """Prepare nothing, unless a subclass does."""
-
-    def _advance(self, transition: Transition) -> float:
-        """Return the score of one transition."""
-        raise NotImplementedError(f"{type(self).__name__} has no _advance")

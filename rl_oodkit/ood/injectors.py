@@ -58,7 +58,7 @@ def _registered_scale(env: gym.Env) -> SensorScale | None:
     found = [e.tags.get("scale") for e in entries("env") if name is not None and e.tags.get("gym_id") == name]
     return found[0] if found else None
 
-
+# %% ../../nbs/ood/03_injectors.ipynb #check-fit
 def _check_fit(env: gym.Env, injector: Injector | None, schedule: Schedule | None) -> None:
     """Raise unless the law, the schedule and the environment go together."""
     if not isinstance(env.observation_space, gym.spaces.Box) or len(env.observation_space.shape) != 1:
@@ -75,41 +75,15 @@ def _check_fit(env: gym.Env, injector: Injector | None, schedule: Schedule | Non
     if injector.plant and not hasattr(env.unwrapped, injector.plant):
         raise ParameterError(f"{env.unwrapped} has no {injector.plant}", where=name, instead="Use another injector.")
 
-# %% ../../nbs/ood/03_injectors.ipynb #injectorwrapper
-_HOOKS = ("action", "physics", "observe", "reward")
+# %% ../../nbs/ood/03_injectors.ipynb #overridden
+def _overridden(injector: Injector | None) -> frozenset[str]:
+    """Return the names of the hooks that a law has of its own."""
+    hooks = ("action", "physics", "observe", "reward")
+    return frozenset(h for h in hooks if getattr(type(injector), h, None) is not getattr(Injector, h))
 
-
-class InjectorWrapper(gym.Wrapper):
-    """Put a law into an environment.
-
-    Parameters
-    ----------
-    env : gymnasium.Env
-        With a one-dimensional Box observation space.
-    injector : Injector or None
-        The law; None for a clean stream, possibly with a floor.
-    schedule : Schedule or None
-        When it acts; None exactly if `injector` is None.
-    seed : int
-        Injector seed, 0 or larger. With the environment's seed it fixes every draw.
-    floor : SensorFloor, optional
-        Noise in every observation, clean or not.
-    scale : SensorScale, optional
-        By default the one registered for the environment.
-
-    Raises
-    ------
-    OnsetError
-        If no episode can reach the onset.
-    ParameterError
-        If the law may not be ramped, or does not fit the environment.
-
-    Examples
-    --------
-    >>> env = InjectorWrapper(gym.make("CartPole-v1"), None, None, seed=0)
-    >>> env.reset(seed=3)[1]["injection"]["active"]
-    False
-    """
+# %% ../../nbs/ood/03_injectors.ipynb #fitted
+class _Fitted(gym.Wrapper):
+    """Hold a law and an environment that go together; see `InjectorWrapper`."""
 
     def __init__(
         self,
@@ -123,13 +97,69 @@ class InjectorWrapper(gym.Wrapper):
     ) -> None:
         super().__init__(env)
         _check_fit(env, injector, schedule)
-        self.injector, self.schedule, self.seed = injector, schedule, seed
+        space = env.observation_space
+        self.injector, self.schedule, self.seed, self._hooks = injector, schedule, seed, _overridden(injector)
         self.floor = floor if floor is not None and floor.sigma > 0 else None
-        self._layout = InjectionSpec(env.observation_space, env.action_space, scale or _registered_scale(env))
-        self._bounds = env.observation_space.low.tolist(), env.observation_space.high.tolist()
-        self._plant, self._shape, self._dtype = env.unwrapped, env.observation_space.shape, env.observation_space.dtype
-        self._hooks = {h for h in _HOOKS if getattr(type(injector), h, None) is not getattr(Injector, h)}
-        self._onset, self._offset, self._t, self._count = -1, -1, 0, 0
+        self._layout = InjectionSpec(space, env.action_space, scale or _registered_scale(env))
+        self._bounds, self._shape, self._dtype = (space.low.tolist(), space.high.tolist()), space.shape, space.dtype
+        self._plant, self._onset, self._offset, self._t, self._count = env.unwrapped, -1, -1, 0, 0
+
+# %% ../../nbs/ood/03_injectors.ipynb #into-space
+def _into_space(out: np.ndarray, bounds: tuple[list[float], list[float]]) -> tuple[np.ndarray, bool]:
+    """Return the nearest observation inside the bounds, and whether it is another one."""
+    values, (low, high) = out.tolist(), bounds  # for few channels lists are faster than arrays
+    if all(map(le, low, values)) and all(map(le, values, high)):
+        return out, False
+    return np.clip(out, low, high).astype(out.dtype), True
+
+# %% ../../nbs/ood/03_injectors.ipynb #sensors
+class _Sensors(_Fitted):
+    """Deliver what the sensors say, by way of the law."""
+
+    def _sense(self, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Copy what the environment says, and add the floor."""
+        true = np.array(observation)
+        return true, true if self.floor is None else true + next(self._noise)
+
+    def _deliver(self, clean: np.ndarray, c: float) -> tuple[np.ndarray, bool]:
+        """Tell the law what was sensed, let it act, and keep the result inside the space."""
+        out = clean
+        if self.injector is not None:
+            self.injector.see(self._state, clean)
+            if c and "observe" in self._hooks:
+                out = self._checked(self.injector.observe(self._state, clean, c))
+        return (clean, False) if out is clean and self.floor is None else _into_space(out, self._bounds)
+
+    def _checked(self, out: np.ndarray) -> np.ndarray:
+        """Return the law's output in the space's dtype; raise if it has another shape."""
+        if np.shape(out) != self._shape:
+            where = f"{type(self.injector).__name__}, step {self._t - 1}"
+            raise InjectorLawError(f"observe returned shape {np.shape(out)}", where=where, instead="Keep the shape.")
+        return np.asarray(out, dtype=self._dtype)
+
+# %% ../../nbs/ood/03_injectors.ipynb #plant
+class _Plant(_Sensors):
+    """Let the law act on actions and on the plant."""
+
+    def _acts(self, profile: float) -> bool:
+        """Tell whether the strength in force differs from the identity value."""
+        return profile > 0 and self.injector.at(profile) != self.injector.identity
+
+    def _advance(self, executed: Any, c: float) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Take the environment's step, inside the law's physics where it has any."""
+        if not (c and "physics" in self._hooks):
+            return self.env.step(executed)
+        with self.injector.physics(self._state, self._plant, executed, c):
+            return self.env.step(executed)
+
+# %% ../../nbs/ood/03_injectors.ipynb #episodes
+def _note(active: bool, executed: Any, true: np.ndarray, clipped: bool) -> dict[str, Any]:
+    """Put together what `info` says about the step."""
+    return {"active": active, "executed_action": executed, "true_observation": true, "clipped": clipped}
+
+
+class _Episodes(_Plant):
+    """Start episodes."""
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         """Start an episode, with fresh streams and a fresh state of the law.
@@ -157,8 +187,39 @@ class InjectorWrapper(gym.Wrapper):
             self._state = self.injector.start(_stream(self.seed, "law", episode), self._layout)
         true, clean = self._sense(observation)
         delivered, clipped = self._deliver(clean, 0.0)
-        note = self._note(False, None, true, clipped) | {"onset": self._onset, "offset": self._offset}
+        note = _note(False, None, true, clipped) | {"onset": self._onset, "offset": self._offset}
         return delivered, {**info, "injection": note}
+
+# %% ../../nbs/ood/03_injectors.ipynb #injectorwrapper
+class InjectorWrapper(_Episodes):
+    """Put a law into an environment.
+
+    Parameters
+    ----------
+    env : gymnasium.Env
+        With a one-dimensional Box observation space.
+    injector : Injector or None
+        The law; None for a clean stream, possibly with a floor.
+    schedule : Schedule or None
+        When it acts; None exactly if `injector` is None.
+    seed : int
+        Injector seed, 0 or larger. With the environment's seed it fixes every draw.
+    floor : SensorFloor, optional
+        Noise in every observation, clean or not.
+    scale : SensorScale, optional
+        By default the one registered for the environment.
+
+    Raises
+    ------
+    OnsetError, ParameterError
+        If no episode can reach the onset, or the law may not be ramped or does not fit the environment.
+
+    Examples
+    --------
+    >>> env = InjectorWrapper(gym.make("CartPole-v1"), None, None, seed=0)
+    >>> env.reset(seed=3)[1]["injection"]["active"]
+    False
+    """
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Take a step under the law.
@@ -170,10 +231,8 @@ class InjectorWrapper(gym.Wrapper):
 
         Returns
         -------
-        observation : float array of shape (d,)
-            What the policy sees.
-        reward : float
-        terminated, truncated : bool
+        observation, reward, terminated, truncated
+            What the policy sees, of shape (d,), what it is paid, and whether the episode ends.
         info : dict
             With `injection`: active, executed_action, true_observation, clipped.
         """
@@ -186,52 +245,10 @@ class InjectorWrapper(gym.Wrapper):
         delivered, clipped = self._deliver(clean, c)
         if c and "reward" in self._hooks:
             reward = self.injector.reward(self._state, float(reward), c)
-        note = self._note(profile > 0, executed, true, clipped)
+        note = _note(profile > 0, executed, true, clipped)
         return delivered, reward, terminated, truncated, {**info, "injection": note}
 
-    def _acts(self, profile: float) -> bool:
-        """Tell whether the strength in force differs from the identity value."""
-        return profile > 0 and self.injector.at(profile) != self.injector.identity
-
-    def _advance(self, executed: Any, c: float) -> tuple[np.ndarray, float, bool, bool, dict]:
-        """Take the environment's step, inside the law's physics where it has any."""
-        if not (c and "physics" in self._hooks):
-            return self.env.step(executed)
-        with self.injector.physics(self._state, self._plant, executed, c):
-            return self.env.step(executed)
-
-    def _sense(self, observation: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Copy what the environment says, and add the floor."""
-        true = np.array(observation)
-        return true, true if self.floor is None else true + next(self._noise)
-
-    def _deliver(self, clean: np.ndarray, c: float) -> tuple[np.ndarray, bool]:
-        """Tell the law what was sensed, let it act, and keep the result inside the space."""
-        out = clean
-        if self.injector is not None:
-            self.injector.see(self._state, clean)
-            if c and "observe" in self._hooks:
-                out = self._checked(self.injector.observe(self._state, clean, c))
-        if out is clean and self.floor is None:
-            return clean, False
-        values, (low, high) = out.tolist(), self._bounds  # for few channels lists are faster than arrays
-        if all(map(le, low, values)) and all(map(le, values, high)):
-            return out, False
-        return np.clip(out, low, high).astype(out.dtype), True
-
-    def _checked(self, out: np.ndarray) -> np.ndarray:
-        """Return the law's output in the space's dtype; raise if it has another shape."""
-        if np.shape(out) != self._shape:
-            where = f"{type(self.injector).__name__}, step {self._t - 1}"
-            raise InjectorLawError(f"observe returned shape {np.shape(out)}", where=where, instead="Keep the shape.")
-        return np.asarray(out, dtype=self._dtype)
-
-    @staticmethod
-    def _note(active: bool, executed: Any, true: np.ndarray, clipped: bool) -> dict[str, Any]:
-        """Put together what `info` says about the step."""
-        return {"active": active, "executed_action": executed, "true_observation": true, "clipped": clipped}
-
-# %% ../../nbs/ood/03_injectors.ipynb #make-injector
+# %% ../../nbs/ood/03_injectors.ipynb #injector-levels
 def injector_levels(injector_id: str) -> dict[str, float]:
     """Return the declared strengths of an injector by the name of their level.
 
@@ -259,7 +276,7 @@ def injector_levels(injector_id: str) -> dict[str, float]:
     levels = found.tags.get("levels", {}).items()
     return {name: math.floor(k + 0.5) if counts and k != int(k) else k for name, k in levels}
 
-
+# %% ../../nbs/ood/03_injectors.ipynb #make-injector
 def make_injector(injector: str | Injector, strength: float | str | None = None, **parameters: Any) -> Injector:
     """Return a law by id and strength.
 
@@ -298,11 +315,10 @@ def make_injector(injector: str | Injector, strength: float | str | None = None,
     if isinstance(strength, str) and strength not in levels:
         instead = f"Levels are {', '.join(levels) or 'none'}."
         raise StrengthError(f"there is no level {strength!r}", where=f"injector {injector!r}", instead=instead)
-    return make(
-        "injector", injector, strength=levels[strength] if isinstance(strength, str) else strength, **parameters
-    )
+    number = levels[strength] if isinstance(strength, str) else strength
+    return make("injector", injector, strength=number, **parameters)
 
-
+# %% ../../nbs/ood/03_injectors.ipynb #injector-id
 def injector_id(injector: Injector) -> str:
     """Return the id under which a law is registered, or its class name.
 

@@ -61,7 +61,7 @@ def _changed(owner: Any, name: str, value: Any) -> Iterator[None]:
     finally:
         setattr(owner, name, nominal)
 
-
+# %% ../../nbs/ood/07_lander.ipynb #parameters
 def lander_parameters(env: gym.Env) -> dict[str, Any]:
     """Read the constants of the plant that a law may change.
 
@@ -93,7 +93,7 @@ def lander_parameters(env: gym.Env) -> dict[str, Any]:
         "wind": (plant.enable_wind, plant.wind_power, plant.turbulence_power),
     }
 
-
+# %% ../../nbs/ood/07_lander.ipynb #gravity
 class LanderLaw(Injector):
     """Be the base of the laws that change LunarLander's physics."""
 
@@ -101,7 +101,7 @@ class LanderLaw(Injector):
     layer: ClassVar[str] = "physics"
     plant: ClassVar[str] = "lander"
 
-# %% ../../nbs/ood/07_lander.ipynb #gravity
+
 @register(
     "injector",
     "gravity",
@@ -118,7 +118,7 @@ class Gravity(LanderLaw):
         """Change the world's gravity; see `Injector.physics`."""
         return _changed(env.world, "gravity", (0.0, env.gravity * (1.0 + self.at(c))))
 
-
+# %% ../../nbs/ood/07_lander.ipynb #engines
 class _EngineLaw(LanderLaw):
     """Be the base of the laws that scale an engine's power by 1 + k."""
 
@@ -178,7 +178,7 @@ class Mass(LanderLaw):
         finally:
             hull.ResetMassData()
 
-
+# %% ../../nbs/ood/07_lander.ipynb #damping
 class _DampingLaw(LanderLaw):
     """Be the base of the laws that damp the hull's motion by k per second."""
 
@@ -233,7 +233,7 @@ def gust(i: int) -> float:
     """
     return math.tanh(math.sin(0.02 * i) + math.sin(math.pi * 0.01 * i))
 
-
+# %% ../../nbs/ood/07_lander.ipynb #gust-laws
 class _GustLaw(LanderLaw):
     """Be the base of the laws that blow with the environment's own pattern."""
 
@@ -253,7 +253,7 @@ class _GustLaw(LanderLaw):
             state.index += 1
         yield
 
-
+# %% ../../nbs/ood/07_lander.ipynb #blow
 @register("injector", "wind", family="regime", levels={"light": 10, "medium": 12, "strong": 16, "extreme": 19.6})
 class Wind(_GustLaw):
     """Blow sideways with up to k N."""
@@ -271,7 +271,7 @@ class Turbulence(_GustLaw):
         """Turn the hull."""
         hull.ApplyTorque(size, True)
 
-
+# %% ../../nbs/ood/07_lander.ipynb #constant-wind
 @register("injector", "cwind", family="regime", levels={"light": 2.5, "medium": 5, "strong": 10})
 class ConstantWind(LanderLaw):
     """Blow sideways with k N."""
@@ -287,20 +287,6 @@ class ConstantWind(LanderLaw):
         yield
 
 # %% ../../nbs/ood/07_lander.ipynb #leftfail
-class _FiringLaw(LanderLaw):
-    """Be the base of the laws that act while one engine fires."""
-
-    family: ClassVar[str] = "action-conditioned"
-    engine: ClassVar[int] = 2
-
-    @contextmanager
-    def physics(self, state: SimpleNamespace, env: gym.Env, action: Any, c: float) -> Iterator[None]:
-        """Act on the hull if the engine fires; see `Injector.physics`."""
-        if int(action) == self.engine:
-            self._push(env.lander, float(self.at(c)))
-        yield
-
-
 @register(
     "injector",
     "leftfail",
@@ -318,19 +304,32 @@ class LeftFailure(LanderLaw):
         factor = 1.0 - self.at(c) if int(action) == 1 else 1.0
         return _changed(_module, "SIDE_ENGINE_POWER", _module.SIDE_ENGINE_POWER * factor)
 
+# %% ../../nbs/ood/07_lander.ipynb #firing
+class _FiringLaw(LanderLaw):
+    """Be the base of the laws that act while one engine fires."""
+
+    family: ClassVar[str] = "action-conditioned"
+    engine: ClassVar[int] = 2
+    low: ClassVar[float] = -1000.0
+    high: ClassVar[float] = 1000.0
+
+    @contextmanager
+    def physics(self, state: SimpleNamespace, env: gym.Env, action: Any, c: float) -> Iterator[None]:
+        """Act on the hull if the engine fires; see `Injector.physics`."""
+        if int(action) == self.engine:
+            self._push(env.lander, float(self.at(c)))
+        yield
+
 
 @register("injector", "misalign", family="action-conditioned", levels={"light": 3.6, "medium": 6.6, "strong": 16.0})
 class Misalignment(_FiringLaw):
     """Push sideways with k N while the main engine fires."""
 
-    low: ClassVar[float] = -1000.0
-    high: ClassVar[float] = 1000.0
-
     def _push(self, hull: Any, size: float) -> None:
         """Push the hull."""
         hull.ApplyForceToCenter((size, 0.0), True)
 
-
+# %% ../../nbs/ood/07_lander.ipynb #twist
 @register(
     "injector",
     "thrtorque",
@@ -339,9 +338,6 @@ class Misalignment(_FiringLaw):
 )
 class ThrustTorque(_FiringLaw):
     """Twist with k N m while the main engine fires."""
-
-    low: ClassVar[float] = -1000.0
-    high: ClassVar[float] = 1000.0
 
     def _push(self, hull: Any, size: float) -> None:
         """Turn the hull."""
@@ -363,7 +359,7 @@ class Legs(ObservationLaw):
             out[list(state.spec.scale.binary)] = self.at(c) - 1
         return out
 
-
+# %% ../../nbs/ood/07_lander.ipynb #swap
 @register("injector", "swap", family="observation", levels={"light": 2, "extreme": 3})
 @dataclass(frozen=True)
 class Swap(ObservationLaw):

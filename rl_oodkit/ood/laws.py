@@ -21,7 +21,53 @@ from .injectors import InjectorWrapper, injector_levels, make_injector
 from .labels import active_labels
 from .schedules import Schedule
 
-# %% ../../nbs/ood/08_laws.ipynb #identity
+# %% ../../nbs/ood/08_laws.ipynb #strength-law
+def _refuses(action: Callable[[], Any], error: type[Exception]) -> bool:
+    """Tell whether a call raises the error."""
+    try:
+        action()
+    except error:
+        return True
+    return False
+
+
+def _law_strength(case: Case) -> int:
+    """Check that the declared range and rampability are kept."""
+    law, span = case.injector, (case.injector.low, case.injector.high)
+    if not span[0] <= law.identity <= span[1]:
+        fail(case, "strength", 0, f"the identity value {law.identity:g} is outside {span}")
+    outside = [x for x in (span[0] - 1, span[1] + 1, float("nan")) if not span[0] <= x <= span[1]]
+    for k in outside:
+        if not _refuses(lambda k=k: replace(law, strength=k), StrengthError):
+            fail(case, "strength", 0, f"a strength of {k} is accepted")
+    ramp = Schedule("ramp", onset=10, ramp=20)
+    if not law.rampable and not _refuses(lambda: case.env(schedule=ramp), ParameterError):
+        fail(case, "strength", 0, "a ramp is accepted although none is allowed")
+    return 1 + len(outside)
+
+# %% ../../nbs/ood/08_laws.ipynb #time
+def _law_prefix(case: Case) -> int:
+    """Compare everything before the onset with the clean episode."""
+    schedules = [case.schedule] + [Schedule("ramp", onset=10, ramp=20)] * case.injector.rampable
+    for schedule in schedules:
+        for seed in case.seeds:
+            play = case.play(case.env(schedule=schedule), seed)
+            same_until(case, "prefix", play, case.clean(seed), ALL_FIELDS, until=schedule.onset)
+    return len(schedules) * len(case.seeds)
+
+# %% ../../nbs/ood/08_laws.ipynb #eager
+class _Zeroed:
+    """Pass every hook on to a law, with the profile set to zero."""
+
+    def __init__(self, law: Injector) -> None:
+        self.law = law
+
+    def __getattr__(self, name: str) -> Any:
+        """Return the law's attribute; a hook forgets its profile."""
+        value = getattr(self.law, name)
+        return (lambda *args: value(*args[:-1], 0.0)) if name in ("action", "physics", "observe", "reward") else value
+
+
 class _Eager(InjectorWrapper):
     """Call the hooks with c = 0 at every active step."""
 
@@ -37,19 +83,7 @@ class _Eager(InjectorWrapper):
         finally:
             self.injector = law
 
-
-class _Zeroed:
-    """Pass every hook on to a law, with the profile set to zero."""
-
-    def __init__(self, law: Injector) -> None:
-        self.law = law
-
-    def __getattr__(self, name: str) -> Any:
-        """Return the law's attribute; a hook forgets its profile."""
-        value = getattr(self.law, name)
-        return (lambda *args: value(*args[:-1], 0.0)) if name in ("action", "physics", "observe", "reward") else value
-
-
+# %% ../../nbs/ood/08_laws.ipynb #identity
 def _law_identity(case: Case) -> int:
     """Compare an injector at its identity value with nothing at all; return the episodes compared."""
     still = replace(case.injector, strength=case.injector.identity)
@@ -59,17 +93,7 @@ def _law_identity(case: Case) -> int:
         same_until(case, "identity", case.play(eager, seed), case.clean(seed), ALL_FIELDS)
     return 2 * len(case.seeds)
 
-# %% ../../nbs/ood/08_laws.ipynb #time
-def _law_prefix(case: Case) -> int:
-    """Compare everything before the onset with the clean episode."""
-    schedules = [case.schedule] + [Schedule("ramp", onset=10, ramp=20)] * case.injector.rampable
-    for schedule in schedules:
-        for seed in case.seeds:
-            play = case.play(case.env(schedule=schedule), seed)
-            same_until(case, "prefix", play, case.clean(seed), ALL_FIELDS, until=schedule.onset)
-    return len(schedules) * len(case.seeds)
-
-
+# %% ../../nbs/ood/08_laws.ipynb #repeatable-law
 def _law_repeatable(case: Case) -> int:
     """Compare an episode with itself, in a used and in a new environment."""
     env = case.env()
@@ -79,7 +103,7 @@ def _law_repeatable(case: Case) -> int:
         same_until(case, "repeatable", case.play(case.env(), seed), play, ALL_FIELDS)
     return 2 * len(case.seeds)
 
-
+# %% ../../nbs/ood/08_laws.ipynb #labels-law
 def _law_labels(case: Case) -> int:
     """Compare the labels with the schedule, and untouched steps with the truth."""
     pulses = Schedule("recurring", onset=15, period=10, duty=0.4)
@@ -94,7 +118,7 @@ def _law_labels(case: Case) -> int:
                 fail(case, "labels", int(wrong[0]), f"active is {play.active[wrong[0]]}")
     return 2 * len(case.seeds)
 
-
+# %% ../../nbs/ood/08_laws.ipynb #inactive-law
 def _law_inactive(case: Case) -> int:
     """Compare what is seen and done at inactive steps with the truth."""
     pulses = Schedule("recurring", onset=15, period=10, duty=0.4)
@@ -107,7 +131,7 @@ def _law_inactive(case: Case) -> int:
                 fail(case, "inactive", int(t), "the executed action is not the commanded one")
     return len(case.seeds)
 
-# %% ../../nbs/ood/08_laws.ipynb #layer
+# %% ../../nbs/ood/08_laws.ipynb #script
 def _script(actions: Sequence[Any]) -> Callable[[np.ndarray], Any]:
     """Make a rule that replays actions and repeats the last one."""
     rest = iter(actions)
@@ -121,7 +145,7 @@ def _untouched(case: Case, play: Play, pairs: Sequence[tuple[str, str]]) -> None
             if not same_bits(u, v):
                 fail(case, "layer", t, f"a law of layer {case.injector.layer!r} changed {name}")
 
-
+# %% ../../nbs/ood/08_laws.ipynb #layer
 def _law_layer(case: Case) -> int:
     """Check that a law acts at its own layer only."""
     for seed in case.seeds:
@@ -149,7 +173,7 @@ def _law_reset(case: Case) -> int:
         same_until(case, "reset", case.play(inner, seed), case.clean(seed), (*ALL_FIELDS, "parameters"))
     return len(case.seeds)
 
-
+# %% ../../nbs/ood/08_laws.ipynb #isolation-law
 def _law_isolation(case: Case) -> int:
     """Step a bare environment in turn with an injected one."""
     for seed, other in zip(case.seeds, reversed(case.seeds)):
@@ -163,7 +187,7 @@ def _law_isolation(case: Case) -> int:
         same_until(case, "isolation", bare, case.clean(other), (*ALL_FIELDS, "parameters"))
     return len(case.seeds)
 
-
+# %% ../../nbs/ood/08_laws.ipynb #switch-back-law
 def _law_switch_back(case: Case) -> int:
     """Check that the plant's constants are nominal at inactive steps."""
     for seed in case.seeds:
@@ -173,7 +197,7 @@ def _law_switch_back(case: Case) -> int:
                 fail(case, "switch-back", t, f"the plant is {now}, not {play.parameters[0]}")
     return len(case.seeds)
 
-# %% ../../nbs/ood/08_laws.ipynb #space
+# %% ../../nbs/ood/08_laws.ipynb #space-law
 def _law_space(case: Case) -> int:
     """Check that observations are finite and inside the space."""
     for seed in case.seeds:
@@ -188,31 +212,7 @@ def _law_space(case: Case) -> int:
             fail(case, "space", int(np.argmin(np.isfinite(play.rewards))), "the reward is not finite")
     return len(case.seeds)
 
-
-def _refuses(action: Callable[[], Any], error: type[Exception]) -> bool:
-    """Tell whether a call raises the error."""
-    try:
-        action()
-    except error:
-        return True
-    return False
-
-
-def _law_strength(case: Case) -> int:
-    """Check that the declared range and rampability are kept."""
-    law, span = case.injector, (case.injector.low, case.injector.high)
-    if not span[0] <= law.identity <= span[1]:
-        fail(case, "strength", 0, f"the identity value {law.identity:g} is outside {span}")
-    outside = [x for x in (span[0] - 1, span[1] + 1, float("nan")) if not span[0] <= x <= span[1]]
-    for k in outside:
-        if not _refuses(lambda k=k: replace(law, strength=k), StrengthError):
-            fail(case, "strength", 0, f"a strength of {k} is accepted")
-    ramp = Schedule("ramp", onset=10, ramp=20)
-    if not law.rampable and not _refuses(lambda: case.env(schedule=ramp), ParameterError):
-        fail(case, "strength", 0, "a ramp is accepted although none is allowed")
-    return 1 + len(outside)
-
-# %% ../../nbs/ood/08_laws.ipynb #check-laws
+# %% ../../nbs/ood/08_laws.ipynb #laws-table
 LAWS: Mapping[str, Callable[[Case], int]] = MappingProxyType(
     {
         "strength": _law_strength,
@@ -229,7 +229,7 @@ LAWS: Mapping[str, Callable[[Case], int]] = MappingProxyType(
     }
 )
 
-
+# %% ../../nbs/ood/08_laws.ipynb #check-laws
 def _strongest(injector: str | Injector) -> Injector:
     """Return the law at its level farthest from the identity value."""
     if isinstance(injector, Injector):

@@ -57,29 +57,32 @@ def declared(reads: frozenset[str], name: str) -> frozenset[str]:
         raise ParameterError(what, instead=f"Readable are {', '.join(sorted(READABLE))} and recorded internals.")
     return frozenset(reads)
 
-# %% ../../nbs/ood/18_readable.ipynb #view-class
-class View:
-    """Show a batch of episodes with only the declared fields in it.
+# %% ../../nbs/ood/18_readable.ipynb #internals-view
+class _Internals(Mapping[str, np.ndarray]):
+    """Show the declared internals of a batch."""
 
-    Parameters
-    ----------
-    trajs : Trajectories
-        E episodes, N transitions.
-    reads : set of str
-        Declared fields.
+    def __init__(self, inner: Mapping[str, np.ndarray], reads: frozenset[str]) -> None:
+        self._inner, self._reads = inner, reads
 
-    Examples
-    --------
-    >>> step = {"observations": [[0.0], [1.0]], "actions": [0], "rewards": [9.0], "terminated": True}
-    >>> View(from_numpy([step]), {"observations"}).rewards
-    Traceback (most recent call last):
-    ...
-    rl_oodkit.core.errors.UndeclaredFieldError: field 'rewards' is not declared. Add it to `reads`.
-    """
+    def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._reads:
+            raise UndeclaredFieldError(f"internals {name!r} are not declared", instead="Add them to `reads`.")
+        return self._inner[name]
 
-    def __init__(self, trajs: "Trajectories | View", reads: frozenset[str]) -> None:
-        self._trajs, self.reads = trajs, frozenset(reads)
-        self.internals = _Internals(trajs.internals, self.reads)
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(self._reads & set(self._inner)))
+
+    def __len__(self) -> int:
+        return len(self._reads & set(self._inner))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._reads and name in self._inner
+
+# %% ../../nbs/ood/18_readable.ipynb #structure
+class _Structure:
+    """Pass on the structure of a batch, and none of its contents."""
+
+    _trajs: Any  # Trajectories, or a view of some
 
     @property
     def n_episodes(self) -> int:
@@ -111,6 +114,30 @@ class View:
         """Return the first transition of each episode, int64 array of shape (E,)."""
         return self._trajs.step_starts
 
+# %% ../../nbs/ood/18_readable.ipynb #view-class
+class View(_Structure):
+    """Show a batch of episodes with only the declared fields in it.
+
+    Parameters
+    ----------
+    trajs : Trajectories
+        E episodes, N transitions.
+    reads : set of str
+        Declared fields.
+
+    Examples
+    --------
+    >>> step = {"observations": [[0.0], [1.0]], "actions": [0], "rewards": [9.0], "terminated": True}
+    >>> View(from_numpy([step]), {"observations"}).rewards
+    Traceback (most recent call last):
+    ...
+    rl_oodkit.core.errors.UndeclaredFieldError: field 'rewards' is not declared. Add it to `reads`.
+    """
+
+    def __init__(self, trajs: "Trajectories | View", reads: frozenset[str]) -> None:
+        self._trajs, self.reads = trajs, frozenset(reads)
+        self.internals = _Internals(trajs.internals, self.reads)
+
     @property
     def terminal(self) -> np.ndarray:
         """Mark the transitions that get no score, bool array of shape (N,)."""
@@ -131,27 +158,6 @@ class View:
             instead = "No detector may read it." if name in HIDDEN else "Add it to `reads`."
             raise UndeclaredFieldError(f"field {name!r} is not declared", instead=instead)
         return getattr(self._trajs, name)
-
-# %% ../../nbs/ood/18_readable.ipynb #internals-view
-class _Internals(Mapping[str, np.ndarray]):
-    """Show the declared internals of a batch."""
-
-    def __init__(self, inner: Mapping[str, np.ndarray], reads: frozenset[str]) -> None:
-        self._inner, self._reads = inner, reads
-
-    def __getitem__(self, name: str) -> np.ndarray:
-        if name not in self._reads:
-            raise UndeclaredFieldError(f"internals {name!r} are not declared", instead="Add them to `reads`.")
-        return self._inner[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._reads & set(self._inner)))
-
-    def __len__(self) -> int:
-        return len(self._reads & set(self._inner))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._reads and name in self._inner
 
 # %% ../../nbs/ood/18_readable.ipynb #single
 def single(episode: Episode) -> Trajectories:

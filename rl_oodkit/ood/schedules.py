@@ -31,7 +31,7 @@ _MAY: Mapping[str, frozenset[str]] = MappingProxyType(
     {"ramp": frozenset({"duration"}), "recurring": frozenset({"duration"})}
 )
 
-
+# %% ../../nbs/ood/01_schedules.ipynb #check-kind
 def _check_kind(kind: str, given: set[str]) -> None:
     """Raise unless the given parameters are the ones that the kind takes."""
     if not isinstance(kind, str) or kind not in SCHEDULES:
@@ -50,7 +50,7 @@ def _check_onset(onset: int | None, low: int, high: int) -> None:
     if not 0 <= check_integer(low, "onset_low") <= check_integer(high, "onset_high"):
         raise OnsetError(f"onset is to be drawn from {low} .. {high}", instead="Use 0 <= onset_low <= onset_high.")
 
-
+# %% ../../nbs/ood/01_schedules.ipynb #check-span
 def _check_span(ramp: int, duration: int | None, period: int | None, duty: float | None) -> None:
     """Raise unless the lengths are positive and the duty is a fraction above zero."""
     check_integer(ramp, "ramp", minimum=0)
@@ -60,49 +60,12 @@ def _check_span(ramp: int, duration: int | None, period: int | None, duty: float
     if duty is not None and (isinstance(duty, bool) or duty != 1):  # all of the period is a fraction too
         check_fraction(duty, "duty")
 
-# %% ../../nbs/ood/01_schedules.ipynb #schedule
+# %% ../../nbs/ood/01_schedules.ipynb #course
 @dataclass(frozen=True)
-class Schedule:
-    """Say when a disturbance is on and how much of its strength is in force.
+class _Course:
+    """Hold the parameters of a schedule; see `Schedule`."""
 
-    Parameters
-    ----------
-    kind : str
-        One of `SCHEDULES`.
-    onset : int, optional
-        Fixed onset, in steps; random when None.
-    onset_low, onset_high : int
-        Ends of the uniform law of a random onset, both included, in steps.
-    ramp : int
-        Steps until full strength, for `ramp`.
-    duration : int, optional
-        Steps from onset to offset; None for ever.
-    period : int, optional
-        Steps from one pulse to the next, for `recurring`.
-    duty : float, optional
-        Fraction of the period that is active, in (0, 1], for `recurring`.
-
-    Raises
-    ------
-    UnknownIdError
-        If there is no such kind.
-    ParameterError
-        If a parameter is missing, out of range, or not one of this kind's.
-    OnsetError
-        If the onset is negative or its range empty.
-
-    References
-    ----------
-    Gama et al. (2014), "A survey on concept drift adaptation", section 2.3.
-
-    Examples
-    --------
-    >>> s = Schedule("transient", onset=2, duration=2)
-    >>> [s.profile(t, 2) for t in range(5)]
-    [0.0, 0.0, 1.0, 1.0, 0.0]
-    """
-
-    kind: str = "step"
+    kind: str = "step"  # one of `SCHEDULES`
     onset: int | None = None  # step
     onset_low: int = 30  # step
     onset_high: int = 90  # step, included
@@ -116,6 +79,10 @@ class Schedule:
         _check_kind(self.kind, {name for name, value in optional.items() if value is not None})
         _check_onset(self.onset, self.onset_low, self.onset_high)
         _check_span(self.ramp, self.duration, self.period, self.duty)
+
+# %% ../../nbs/ood/01_schedules.ipynb #onsets
+class _Onsets(_Course):
+    """Draw onsets, and ask whether they can be reached."""
 
     def draw(self, rng: np.random.Generator) -> tuple[int, int]:
         """Draw the onset and offset of one episode.
@@ -138,6 +105,34 @@ class Schedule:
         drawn = int(rng.integers(self.onset_low, self.onset_high + 1))
         onset = drawn if self.onset is None else self.onset
         return onset, -1 if self.duration is None else onset + self.duration
+
+    def check_horizon(self, horizon: int | None) -> None:
+        """Raise if no episode of this time limit can reach the onset.
+
+        Parameters
+        ----------
+        horizon : int or None
+            Most steps that an episode can have; None for no limit.
+
+        Raises
+        ------
+        OnsetError
+            If the fixed onset, or the earliest random one, is at or beyond the horizon.
+
+        Examples
+        --------
+        >>> Schedule(onset=40).check_horizon(1000)
+        """
+        first = self.onset_low if self.onset is None else self.onset
+        if horizon is not None and first >= horizon:
+            what, where = f"the onset is at step {first}, but an episode has at most {horizon} steps", self.kind
+            raise OnsetError(
+                what, where=f"{where} schedule", instead="Choose an earlier onset, or a longer time limit."
+            )
+
+# %% ../../nbs/ood/01_schedules.ipynb #profiled
+class _Profiled(_Onsets):
+    """Say how much of the strength is in force at a step."""
 
     def profile(self, t: int, onset: int) -> float:
         """Return the fraction of the strength in force at a step.
@@ -176,6 +171,46 @@ class Schedule:
         """
         return max(1, math.ceil(self.duty * self.period - 1e-9)) if self.period is not None else 0
 
+# %% ../../nbs/ood/01_schedules.ipynb #schedule
+@dataclass(frozen=True)
+class Schedule(_Profiled):
+    """Say when a disturbance is on and how much of its strength is in force.
+
+    Parameters
+    ----------
+    kind : str
+        One of `SCHEDULES`.
+    onset : int, optional
+        Fixed onset, in steps; random when None.
+    onset_low, onset_high : int
+        Ends of the uniform law of a random onset, both included, in steps.
+    ramp : int
+        Steps until full strength, for `ramp`.
+    duration : int, optional
+        Steps from onset to offset; None for ever.
+    period : int, optional
+        Steps from one pulse to the next, for `recurring`.
+    duty : float, optional
+        Fraction of the period that is active, in (0, 1], for `recurring`.
+
+    Raises
+    ------
+    UnknownIdError, ParameterError
+        If there is no such kind, or a parameter is missing, out of range, or not one of this kind's.
+    OnsetError
+        If the onset is negative or its range empty.
+
+    References
+    ----------
+    Gama et al. (2014), "A survey on concept drift adaptation", section 2.3.
+
+    Examples
+    --------
+    >>> s = Schedule("transient", onset=2, duration=2)
+    >>> [s.profile(t, 2) for t in range(5)]
+    [0.0, 0.0, 1.0, 1.0, 0.0]
+    """
+
     def mask(self, length: int, onset: int) -> np.ndarray:
         """Mark the active steps of an episode.
 
@@ -196,31 +231,6 @@ class Schedule:
         [False, True, True, False, True, True, False]
         """
         return np.array([onset >= 0 and self.profile(t, onset) > 0 for t in range(length)], dtype=bool)
-
-    def check_horizon(self, horizon: int | None) -> None:
-        """Raise if no episode of this time limit can reach the onset.
-
-        Parameters
-        ----------
-        horizon : int or None
-            Most steps that an episode can have; None for no limit.
-
-        Raises
-        ------
-        OnsetError
-            If the fixed onset, or the earliest random one, is at or beyond the horizon.
-
-        Examples
-        --------
-        >>> Schedule(onset=40).check_horizon(1000)
-        """
-        first = self.onset_low if self.onset is None else self.onset
-        if horizon is not None and first >= horizon:
-            raise OnsetError(
-                f"the onset is at step {first}, but an episode has at most {horizon} steps",
-                where=f"{self.kind} schedule",
-                instead="Choose an earlier onset, or a longer time limit.",
-            )
 
 # %% ../../nbs/ood/01_schedules.ipynb #make-schedule
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(

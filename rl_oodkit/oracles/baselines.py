@@ -28,7 +28,7 @@ class StatePolicy(Protocol):
         """Return actions, float array of shape (m, B), for states of shape (n, B)."""
         ...
 
-
+# %% ../../nbs/oracles/07_baselines.ipynb #zeropolicy
 @dataclass(frozen=True)
 class ZeroPolicy:
     """Do nothing.
@@ -49,7 +49,7 @@ class ZeroPolicy:
         """Return zeros, float array of shape (m, B)."""
         return np.zeros((self.m, s.shape[1]), s.dtype)
 
-
+# %% ../../nbs/oracles/07_baselines.ipynb #constantpolicy
 @dataclass(frozen=True)
 class ConstantPolicy:
     """Give the same answer everywhere.
@@ -103,7 +103,7 @@ class UniformPolicy:
         drawn = self.rng.random((s.shape[1], len(self.low))).T
         return (self.low + (self.high - self.low) * drawn).astype(s.dtype, copy=False)
 
-# %% ../../nbs/oracles/07_baselines.ipynb #oracle-policies
+# %% ../../nbs/oracles/07_baselines.ipynb #scaledoracle
 @dataclass(frozen=True)
 class ScaledOracle:
     """Act optimally, times a factor.
@@ -135,7 +135,7 @@ class ScaledOracle:
         a = self.oracle.action(s)
         return a if self.gain == 1 else a * s.dtype.type(self.gain)
 
-
+# %% ../../nbs/oracles/07_baselines.ipynb #oracle-policy
 def oracle_policy(oracle: Oracle) -> ScaledOracle:
     """Return the optimal policy.
 
@@ -188,7 +188,7 @@ class RotatedOracle:
             a[-1] *= c
         return a
 
-
+# %% ../../nbs/oracles/07_baselines.ipynb #saturatedoracle
 @dataclass(frozen=True)
 class SaturatedOracle:
     """Answer 0 or 1, whichever is closer to the optimum.
@@ -206,7 +206,7 @@ class SaturatedOracle:
         """Return corners, float64 array of shape (m, B)."""
         return (self.oracle.action(s) > 0.5).astype(np.float64)
 
-
+# %% ../../nbs/oracles/07_baselines.ipynb #deadzoneoracle
 @dataclass(frozen=True)
 class DeadZoneOracle:
     """Act optimally, but not at all where the optimal action is small.

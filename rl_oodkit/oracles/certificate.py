@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -83,9 +83,68 @@ def code_digest(fixture: Any) -> str:
                 paths[cls.__module__] = Path(source)
     return content_hash({name: sha256_file(path) for name, path in sorted(paths.items())})
 
+# %% ../../nbs/oracles/20_certificate.ipynb #written-and-read
+_NAMES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
+
+def _written(x: Any) -> Any:
+    """Write numbers that JSON does not have as text."""
+    if isinstance(x, dict):
+        return {key: _written(value) for key, value in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [_written(value) for value in x]
+    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
+
+
+def _read(x: Any) -> Any:
+    """Read such text back as numbers."""
+    if isinstance(x, dict):
+        return {key: _read(value) for key, value in x.items()}
+    if isinstance(x, list):
+        return [_read(value) for value in x]
+    return _NAMES.get(x, x) if isinstance(x, str) else x
+
+# %% ../../nbs/oracles/20_certificate.ipynb #table-lines
+def _table_lines(rows: Sequence[Row]) -> list[str]:
+    """Return the lines of a table with one check each, in columns."""
+    cells = [["  check", "what", "verdict", "value", "bound"]]
+    for row in rows:
+        numbers = ("" if x is None else f"{x:.2g}" for x in (row.value, row.threshold))
+        cells.append([f"  {row.name}", row.what, row.verdict, *numbers])
+    widths = [max(len(line[i]) for line in cells) for i in range(5)]
+    return ["  ".join(x.ljust(w) for x, w in zip(line, widths, strict=True)).rstrip() for line in cells]
+
+# %% ../../nbs/oracles/20_certificate.ipynb #stored
+class _Stored:
+    """Write a dataclass as JSON and read it back."""
+
+    def to_json(self) -> str:
+        """Return the record as JSON text."""
+        return json.dumps(_written(to_dict(self)), indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read a record from JSON text; raises ParameterError if it is none."""
+        if not isinstance(text, str):
+            said = "Give what to_json returned."
+            raise ParameterError(f"{shown(text)} is no text", where="Certificate", instead=said)
+        try:
+            return from_dict(cls, _read(json.loads(text)))
+        except (json.JSONDecodeError, RecursionError) as reason:
+            raise ParameterError(f"not JSON: {reason}", where="Certificate") from None
+
+    def save(self, path: str | Path) -> None:
+        """Store the record atomically, with its digest beside it."""
+        save_json(path, _written(to_dict(self)))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a stored record; raises DamagedFileError or ForeignFileError if it is not whole."""
+        return from_dict(cls, _read(load_json(path)))
+
 # %% ../../nbs/oracles/20_certificate.ipynb #certificate
 @dataclass(frozen=True)
-class Certificate:
+class Certificate(_Stored):
     """Record the checks of one fixture.
 
     Examples
@@ -123,46 +182,9 @@ class Certificate:
     def __str__(self) -> str:
         """Print a line for the fixture, and one for each check."""
         head = f"{self.fixture} {self.digest[:12]}: {'passed' if self.passed else 'FAILED'}"
-        rows = [
-            [
-                f"  {row.name}",
-                row.what,
-                row.verdict,
-                *("" if x is None else f"{x:.2g}" for x in (row.value, row.threshold)),
-            ]
-            for row in self.rows
-        ]
-        rows.insert(0, ["  check", "what", "verdict", "value", "bound"])
-        widths = [max(len(row[i]) for row in rows) for i in range(5)]
-        lines = ["  ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-        return "\n".join([head, *lines])
+        return "\n".join([head, *_table_lines(self.rows)])
 
-    def to_json(self) -> str:
-        """Return the record as JSON text."""
-        return json.dumps(_written(to_dict(self)), indent=1, sort_keys=True, allow_nan=False) + "\n"
-
-    @classmethod
-    def from_json(cls, text: str) -> "Certificate":
-        """Read a record from JSON text; raises ParameterError if it is none."""
-        if not isinstance(text, str):
-            raise ParameterError(
-                f"{shown(text)} is no text", where="Certificate", instead="Give what to_json returned."
-            )
-        try:
-            return from_dict(cls, _read(json.loads(text)))
-        except (json.JSONDecodeError, RecursionError) as reason:
-            raise ParameterError(f"not JSON: {reason}", where="Certificate") from None
-
-    def save(self, path: str | Path) -> None:
-        """Store the record atomically, with its digest beside it."""
-        save_json(path, _written(to_dict(self)))
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Certificate":
-        """Read a stored record; raises DamagedFileError or ForeignFileError if it is not whole."""
-        return from_dict(cls, _read(load_json(path)))
-
-
+# %% ../../nbs/oracles/20_certificate.ipynb #save-certificates
 def save_certificates(path: str | Path, certificates: Sequence[Certificate]) -> None:
     """Store several records in one file, atomically.
 
@@ -184,7 +206,7 @@ def save_certificates(path: str | Path, certificates: Sequence[Certificate]) -> 
     """
     save_json(path, {"certificates": [_written(to_dict(found)) for found in certificates]})
 
-
+# %% ../../nbs/oracles/20_certificate.ipynb #load-certificates
 def load_certificates(path: str | Path) -> list[Certificate]:
     """Read several records from one file.
 
@@ -212,31 +234,9 @@ def load_certificates(path: str | Path) -> list[Certificate]:
     """
     stored = load_json(path)
     if not isinstance(stored, dict) or set(stored) != {"certificates"}:
-        raise ForeignFileError(
-            "there are no certificates in it", where=str(path), instead="Give the file of `certify`."
-        )
+        said = "Give the file of `certify`."
+        raise ForeignFileError("there are no certificates in it", where=str(path), instead=said)
     return [from_dict(Certificate, _read(record)) for record in stored["certificates"]]
-
-
-_NAMES = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
-
-
-def _written(x: Any) -> Any:
-    """Write numbers that JSON does not have as text."""
-    if isinstance(x, dict):
-        return {key: _written(value) for key, value in x.items()}
-    if isinstance(x, (list, tuple)):
-        return [_written(value) for value in x]
-    return str(x) if isinstance(x, float) and not math.isfinite(x) else x
-
-
-def _read(x: Any) -> Any:
-    """Read such text back as numbers."""
-    if isinstance(x, dict):
-        return {key: _read(value) for key, value in x.items()}
-    if isinstance(x, list):
-        return [_read(value) for value in x]
-    return _NAMES.get(x, x) if isinstance(x, str) else x
 
 # %% ../../nbs/oracles/20_certificate.ipynb #guarded-check
 def _guarded(name: str, what: str, check: Callable[[], Row | tuple[Row, ...]]) -> tuple[Row, ...]:
@@ -247,22 +247,21 @@ def _guarded(name: str, what: str, check: Callable[[], Row | tuple[Row, ...]]) -
         return (Row(name, what, None, None, "failed", f"{type(error).__name__}: {error}"[:200]),)
     return rows if isinstance(rows, tuple) else (rows,)
 
+# %% ../../nbs/oracles/20_certificate.ipynb #check-rollouts
+def _check_rollouts(fixture: Any, states: int, worlds: range, seed: int, table: list[Any]) -> tuple[Row, ...]:
+    """Run what needs the oracle's rollouts; the losses of spoilt policies are left in `table`."""
+    starts, best = sorted(fixture.problem.starts), oracle_policy(fixture.oracle)
+    walked = [evaluate(fixture, best, worlds, start=start) for start in starts]
+    table.append(perturbation_table(fixture, worlds))
+    many = domain_states(fixture, 20 * states, seed=seed)
+    return check_oracle(walked), check_perturbations(table[0]), check_clipping(fixture, many, walked)
 
+# %% ../../nbs/oracles/20_certificate.ipynb #steps
 def _steps(
     fixture: Any, states: np.ndarray, draws: int, worlds: range, seed: int, table: list[Any]
 ) -> Iterator[tuple[str, str, Callable[[], Row | tuple[Row, ...]]]]:
     """List the checks, in the order in which they run; the perturbation table is left in `table`."""
-    tau = check_coercivity(fixture, states)
-
-    def rollouts() -> tuple[Row, ...]:
-        """Run what needs the oracle's rollouts."""
-        best = [
-            evaluate(fixture, oracle_policy(fixture.oracle), worlds, start=x) for x in sorted(fixture.problem.starts)
-        ]
-        table.append(perturbation_table(fixture, worlds))
-        many = domain_states(fixture, 20 * states.shape[1], seed=seed)
-        return check_oracle(best), check_perturbations(table[0]), check_clipping(fixture, many, best)
-
+    tau, count = check_coercivity(fixture, states), states.shape[1]
     yield "C1", "Bellman residual", partial(check_bellman, fixture, states)
     yield "C2", "energy identity", partial(check_energy, fixture, states)
     yield "C3", "independent minimiser", partial(check_minimum, fixture, states, seed=seed)
@@ -270,15 +269,43 @@ def _steps(
     yield "C5", "Monte-Carlo Bellman", partial(check_simulation, fixture, states, draws=draws, seed=seed)
     yield "C6", "coercivity", lambda: tau
     yield "C7", "closed loop", partial(check_contraction, fixture, tau.value or 0.0, worlds)
-    yield "C8", "rollouts", rollouts
+    yield "C8", "rollouts", partial(_check_rollouts, fixture, count, worlds, seed, table)
     yield "C10", "Riccati solution", partial(check_riccati, fixture)
     yield "G1", "zero-policy gap over V", partial(check_worth, fixture, worlds)
     yield "G2", "open-loop growth", partial(note_growth, fixture)
 
-# %% ../../nbs/oracles/20_certificate.ipynb #certify
+# %% ../../nbs/oracles/20_certificate.ipynb #counts
 FIRST_WORLD = 900_000_000
 
 
+def _counts(states: int, draws: int, worlds: int) -> dict[str, int]:
+    """Return how hard to look, within bounds, or raise."""
+    return {
+        "states": check_integer(states, "states", minimum=16, maximum=10**6),
+        "draws": check_integer(draws, "draws", minimum=400, maximum=10**8),
+        "worlds": check_integer(worlds, "worlds", minimum=2, maximum=10**6),
+    }
+
+
+def _worlds_of(seed: int, worlds: int) -> range:
+    """Return the seeds of the worlds of one certificate."""
+    first = FIRST_WORLD + seed * worlds
+    return range(first, first + worlds)
+
+# %% ../../nbs/oracles/20_certificate.ipynb #plain-facts
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    """Turn NumPy scalars into Python's."""
+    return {str(key): value.item() if isinstance(value, np.generic) else value for key, value in record.items()}
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of what computes."""
+    import rl_oodkit
+
+    libraries = {name: version(name) for name in ("numpy", "scipy")}
+    return {"python": platform.python_version(), "rl_oodkit": rl_oodkit.__version__} | libraries
+
+# %% ../../nbs/oracles/20_certificate.ipynb #certify
 def certify(fixture: Any, *, states: int = 1000, draws: int = 200_000, worlds: int = 200, seed: int = 0) -> Certificate:
     """Run all checks on a fixture.
 
@@ -310,32 +337,12 @@ def certify(fixture: Any, *, states: int = 1000, draws: int = 200_000, worlds: i
     >>> certify(small_fixture(), states=20, draws=2000, worlds=10).passed
     True
     """
-    counts = {
-        "states": check_integer(states, "states", minimum=16, maximum=10**6),
-        "draws": check_integer(draws, "draws", minimum=400, maximum=10**8),
-        "worlds": check_integer(worlds, "worlds", minimum=2, maximum=10**6),
-    }
+    counts, table = _counts(states, draws, worlds), list[Any]()
     as_fixture(fixture)
     seed = check_integer(seed, "seed", minimum=0, maximum=None)
-    table: list[Any] = []
     where = domain_states(fixture, states, seed=seed)
-    first = FIRST_WORLD + seed * worlds
-    worlds_of = range(first, first + worlds)
-    planned = list(_steps(fixture, where, draws, worlds_of, seed, table))
+    planned = list(_steps(fixture, where, draws, _worlds_of(seed, worlds), seed, table))
     rows = [row for step in track(planned, f"certify {fixture.id}") for row in _guarded(*step)]
     found = tuple(_plain(record) for record in table[0].to_dict("records")) if table else ()
     facts = (fixture.id, fixture.digest, to_dict(fixture.spec), code_digest(fixture), _versions(), seed)
     return Certificate(*facts, **counts, rows=tuple(rows), perturbations=found)
-
-
-def _plain(record: dict[str, Any]) -> dict[str, Any]:
-    """Turn NumPy scalars into Python's."""
-    return {str(key): value.item() if isinstance(value, np.generic) else value for key, value in record.items()}
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions of what computes."""
-    import rl_oodkit
-
-    libraries = {name: version(name) for name in ("numpy", "scipy")}
-    return {"python": platform.python_version(), "rl_oodkit": rl_oodkit.__version__} | libraries

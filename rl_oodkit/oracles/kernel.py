@@ -20,28 +20,31 @@ if TYPE_CHECKING:
     from rl_oodkit.oracles.quadratic import Converse
 
 # %% ../../nbs/oracles/09_kernel.ipynb #table
-_FUNCTIONS = {"identity": 0, "sin": 1, "cos": 2, "tanh": 3}
-_KINDS = {"x": 0, "xy": 1, "y-x": 2, "|x|+|y|": 3, "atan2": 4}
-
-
 def _table(segments: list[Any], dtype: Any) -> np.ndarray:
     """Return a head that says where each segment begins and the last one ends, then the segments."""
     parts = [np.asarray(part, dtype).ravel() for part in segments]
     starts = len(parts) + 1 + np.cumsum([0, *(len(part) for part in parts)])
     return np.concatenate([starts.astype(dtype), *parts])
 
+# %% ../../nbs/oracles/09_kernel.ipynb #entries
+def _entries(model: "Converse") -> list[list[int]]:
+    """Return one row an input entry: its place, then the rows of its waves, -1 where there are fewer."""
+    line = model.line
+    factors = [[line.waves.row(t) for t in terms_of([e])] for e in model.gain]
+    width = max(map(len, factors))
+    places = [line.inputs.places.index((e.row, e.col)) for e in model.gain]
+    return [[place, *rows, *[-1] * (width - len(rows))] for place, rows in zip(places, factors, strict=True)]
+
+# %% ../../nbs/oracles/09_kernel.ipynb #integers
+_FUNCTIONS = {"identity": 0, "sin": 1, "cos": 2, "tanh": 3}
+_KINDS = {"x": 0, "xy": 1, "y-x": 2, "|x|+|y|": 3, "atan2": 4}
+
 
 def _integers(model: "Converse") -> np.ndarray:
     """Return the integer table of a model."""
-    line, chain = model.line, model.turn if isinstance(model.turn, tuple) else ()
-    factors = [[line.waves.row(t) for t in terms_of([e])] for e in model.gain]
-    width = max(map(len, factors))
-    entries = [
-        [line.inputs.places.index((e.row, e.col)), *rows, *[-1] * (width - len(rows))]
-        for e, rows in zip(model.gain, factors, strict=True)
-    ]
+    line, chain, entries = model.line, model.turn if isinstance(model.turn, tuple) else (), _entries(model)
     segments = [
-        [model.n, model.m, len(model.active), int(model.constant), 1 + width],
+        [model.n, model.m, len(model.active), int(model.constant), len(entries[0])],
         [[_FUNCTIONS[k[0]], _KINDS[k[1]], k[2], max(k[3], 0)] for k in line.waves.keys],
         [[g.i, g.j, len(g.terms)] for g in chain],
         [line.waves.row(t) for g in chain for t in g.terms],
@@ -100,7 +103,7 @@ def _times(matrix: np.ndarray, x: np.ndarray, rows: int) -> np.ndarray:
             y[i] += matrix[i * len(x) + j] * x[j]
     return y
 
-
+# %% ../../nbs/oracles/09_kernel.ipynb #argument-loop
 @_compiled
 def _argument(kind: int, x: float, y: float) -> float:
     """Return one kind of argument of two coordinates."""
@@ -112,7 +115,7 @@ def _argument(kind: int, x: float, y: float) -> float:
         return y - x
     return abs(x) + abs(y) if kind == 3 else math.atan2(x, y + 1e-6)
 
-
+# %% ../../nbs/oracles/09_kernel.ipynb #waves-loop
 @_compiled
 def _waves(s: np.ndarray, keys: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Return the distinct functions of a state."""
@@ -181,26 +184,7 @@ def _add_factored(a: np.ndarray, size: int, x: np.ndarray, y: np.ndarray) -> Non
             y[i] += a[i * size + j] * x[j]
         a[j * size + j] = root
 
-
-@_compiled
-def _form(matrix: np.ndarray, x: np.ndarray) -> float:
-    """Return the quadratic form of an upper triangular flat matrix."""
-    total = 0.0
-    for i in range(len(x)):
-        for j in range(i, len(x)):
-            total += matrix[i * len(x) + j] * x[i] * x[j]
-    return total
-
-# %% ../../nbs/oracles/09_kernel.ipynb #advance
-@_compiled
-def _inside(a: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-    """Return a clipped action."""
-    clipped = np.empty(len(a))
-    for k in range(len(a)):
-        clipped[k] = min(max(a[k], low[k]), high[k])
-    return clipped
-
-
+# %% ../../nbs/oracles/09_kernel.ipynb #landed
 @_compiled
 def _landed(u: np.ndarray, gain: np.ndarray, whole: np.ndarray, real: np.ndarray) -> np.ndarray:
     """Return L_H u, possibly in the memory of u."""
@@ -218,7 +202,26 @@ def _landed(u: np.ndarray, gain: np.ndarray, whole: np.ndarray, real: np.ndarray
         u[order[k]] = both[k]
     return u
 
+# %% ../../nbs/oracles/09_kernel.ipynb #forms
+@_compiled
+def _form(matrix: np.ndarray, x: np.ndarray) -> float:
+    """Return the quadratic form of an upper triangular flat matrix."""
+    total = 0.0
+    for i in range(len(x)):
+        for j in range(i, len(x)):
+            total += matrix[i * len(x) + j] * x[i] * x[j]
+    return total
 
+
+@_compiled
+def _inside(a: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """Return a clipped action."""
+    clipped = np.empty(len(a))
+    for k in range(len(a)):
+        clipped[k] = min(max(a[k], low[k]), high[k])
+    return clipped
+
+# %% ../../nbs/oracles/09_kernel.ipynb #advance
 @_compiled
 def _advance(s: np.ndarray, a: np.ndarray, w: np.ndarray, whole: np.ndarray, real: np.ndarray):
     """Return the next state and the cost of one world."""
@@ -271,7 +274,7 @@ class ScalarStep:
             s, a, w = (np.array(x, np.float64) for x in (s, a, w))
             return _advance(s, a, w, self.whole, self.real)
 
-
+# %% ../../nbs/oracles/09_kernel.ipynb #is-compilable
 def is_compilable(problem: "QuadraticProblem") -> bool:
     """Return whether a problem has a compiled step: Numba is there, and the model is made of what the loops know.
 

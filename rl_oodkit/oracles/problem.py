@@ -23,7 +23,7 @@ from .plans import add_rows, run_of
 from .quadratic import Converse
 from .tape import Program, Tape, larger, smaller, tape_for
 
-# %% ../../nbs/oracles/05_problem.ipynb #starts
+# %% ../../nbs/oracles/05_problem.ipynb #check-pair
 Start = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -33,7 +33,7 @@ def _check_pair(x: Any, y: Any, *names: str) -> None:
     if len(x) != len(y):
         raise ShapeError(f"{names[0]} has {len(x)} numbers, {names[1]} {len(y)}", instead="Give one each a coordinate.")
 
-
+# %% ../../nbs/oracles/05_problem.ipynb #uniformstart
 @dataclass(frozen=True)
 class UniformStart:
     """Start anywhere in a box with equal probability.
@@ -55,7 +55,7 @@ class UniformStart:
         low, high = np.array(self.low)[:, None], np.array(self.high)[:, None]
         return low + (high - low) * rng.random((worlds, len(self.low))).T
 
-
+# %% ../../nbs/oracles/05_problem.ipynb #normalstart
 @dataclass(frozen=True)
 class NormalStart:
     """Start near a point, each coordinate with its own standard deviation.
@@ -79,17 +79,9 @@ class NormalStart:
         mean, std = np.array(self.mean)[:, None], np.array(self.std)[:, None]
         return mean + std * rng.standard_normal((worlds, len(self.mean))).T
 
-# %% ../../nbs/oracles/05_problem.ipynb #problem
-class Problem(ABC):
-    """Describe a Markov decision problem by pure functions over worlds.
-
-    Subclasses set the attributes below and define `noise`, `step` and `cost`.
-
-    Examples
-    --------
-    >>> Problem.discount, Problem.memory
-    (0.99, ())
-    """
+# %% ../../nbs/oracles/05_problem.ipynb #declared
+class _Declared(ABC):
+    """Hold what a problem says about itself, and what follows from that alone."""
 
     n: int  # states
     m: int  # actions
@@ -112,6 +104,33 @@ class Problem(ABC):
         """Draw start states, float array of shape (n, worlds)."""
         return np.ascontiguousarray(self.starts[self.start](rng, worlds), self.dtype)
 
+    def clip(self, a: np.ndarray) -> np.ndarray:
+        """Return actions inside the box, shape (m, B)."""
+        low, high = self.action_low[:, None], self.action_high[:, None]
+        return np.minimum(np.maximum(a, low.astype(a.dtype)), high.astype(a.dtype))
+
+# %% ../../nbs/oracles/05_problem.ipynb #with-start
+def _with_start(problem: Any, name: str) -> Any:
+    """Return a copy of a problem whose episodes begin elsewhere, or raise."""
+    if not isinstance(name, str) or name not in problem.starts:
+        known = ", ".join(sorted(problem.starts))
+        raise UnknownIdError(f"there is no start {shown(name)}", instead=f"Use one of {known}.")
+    other = copy.copy(problem)
+    other.start = name
+    return other
+
+# %% ../../nbs/oracles/05_problem.ipynb #problem
+class Problem(_Declared):
+    """Describe a Markov decision problem by pure functions over worlds.
+
+    Subclasses set the declared attributes, n, m, q, horizon and so on, and define `noise`, `step` and `cost`.
+
+    Examples
+    --------
+    >>> Problem.discount, Problem.memory
+    (0.99, ())
+    """
+
     @abstractmethod
     def noise(self, rng: np.random.Generator, steps: int) -> np.ndarray:
         """Draw the noise of consecutive steps of one world, float array of shape (q, steps)."""
@@ -129,11 +148,6 @@ class Problem(ABC):
         cost = self.cost(s, a)
         return self.step(s, a, w), cost
 
-    def clip(self, a: np.ndarray) -> np.ndarray:
-        """Return actions inside the box, shape (m, B)."""
-        low, high = self.action_low[:, None], self.action_high[:, None]
-        return np.minimum(np.maximum(a, low.astype(a.dtype)), high.astype(a.dtype))
-
     def observe(self, s: np.ndarray) -> np.ndarray:
         """Return what the agent sees, float array of shape (o, B); here the state itself."""
         return s
@@ -144,12 +158,7 @@ class Problem(ABC):
 
     def with_start(self, name: str) -> Self:
         """Return the same problem with another start distribution."""
-        if not isinstance(name, str) or name not in self.starts:
-            known = ", ".join(sorted(self.starts))
-            raise UnknownIdError(f"there is no start {shown(name)}", instead=f"Use one of {known}.")
-        other = copy.copy(self)
-        other.start = name
-        return other
+        return _with_start(self, name)
 
     @property
     def scalar_step(self) -> Callable[..., Any] | None:
@@ -187,8 +196,121 @@ class QuadraticForm:
             y = y[:half]
         return y[0]
 
+# %% ../../nbs/oracles/05_problem.ipynb #checked-parts
+def _bounds(bound: Any, m: int) -> np.ndarray:
+    """Return one positive bound an action."""
+    bounds = np.atleast_1d(check_array(bound, "action_bound", dtype=np.float64))
+    if bounds.shape not in ((1,), (m,)):
+        raise ShapeError(f"action_bound has shape {bounds.shape}", instead=f"Give one number, or {m}.")
+    if (bounds <= 0).any():
+        raise ParameterError(f"action_bound is {bounds.min():g}", instead="Use a positive number.")
+    return np.broadcast_to(bounds, (m,)).copy()
+
+
+def _names(names: Sequence[str] | None, letter: str, count: int) -> tuple[str, ...]:
+    """Return one name each, made up where none is given."""
+    if names is not None and not (isinstance(names, (tuple, list)) and all(isinstance(x, str) for x in names)):
+        raise ParameterError(f"the names are {shown(names)}", instead="Give a list of texts.")
+    names = tuple(f"{letter}{i}" for i in range(count)) if names is None else tuple(names)
+    if len(names) != count:
+        raise ShapeError(f"there are {len(names)} names", where=str(names), instead=f"Give {count}.")
+    return names
+
+# %% ../../nbs/oracles/05_problem.ipynb #checked-starts
+def _checked_starts(starts: Mapping[str, Start], n: int) -> dict[str, Start]:
+    """Return the start distributions after trying each of them once."""
+    if not isinstance(starts, Mapping) or not all(callable(start) for start in starts.values()):
+        raise ParameterError(f"the starts are {shown(starts)}", instead="Map names to start distributions.")
+    missing = {"train", "test"} - set(starts)
+    if missing:
+        raise ParameterError(f"there is no start {sorted(missing)}", instead="Declare both 'train' and 'test'.")
+    for name, start in starts.items():
+        drawn = check_array(start(fast_stream(0, "try"), n + 1), f"start {name!r}").shape
+        if drawn != (n, n + 1):
+            said = f"Return shape ({n}, {n + 1})."
+            raise ShapeError(f"start {name!r} gives {drawn} for {n + 1} worlds", instead=said)
+    return dict(starts)
+
+# %% ../../nbs/oracles/05_problem.ipynb #formulas
+class _Formulas:
+    """Record the step and the cost of a model inside a box."""
+
+    def __init__(self, model: Converse, low: np.ndarray, high: np.ndarray) -> None:
+        self.model, self.noisy = model, run_of(model.noise.rows)
+        self.forms = QuadraticForm(model.Q, model.dtype), QuadraticForm(model.R, model.dtype)
+        self.limits = tuple(bound[:, None].astype(model.dtype) for bound in (low, high))
+
+    def clipped(self, tape: Tape, a: np.ndarray) -> np.ndarray:
+        """Return actions inside the box, shape (m, B)."""
+        inside, (low, high) = tape.rows(self.model.m), self.limits
+        tape.do(larger, a, low, inside)
+        tape.do(smaller, inside, high, inside)
+        return inside
+
+    def step(self, tape: Tape, s: np.ndarray, a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray]:
+        """Return next states (n, B)."""
+        after = self.model.line.record_moved(tape, s, self.clipped(tape, a))
+        if len(self.model.noise.rows):
+            add_rows(tape, after, self.noisy, w)
+        return (after,)
+
+    def cost(self, tape: Tape, s: np.ndarray, a: np.ndarray) -> tuple[np.ndarray]:
+        """Return costs (B,)."""
+        state_form, action_form = self.forms
+        cost, more = state_form(s, tape), action_form(self.clipped(tape, a), tape)
+        tape.do(np.add, cost, more, cost)
+        return (cost,)
+
+# %% ../../nbs/oracles/05_problem.ipynb #modelfunctions
+class _ModelFunctions(Problem):
+    """Give a problem the functions of a converse model inside a box."""
+
+    def __init__(self, model: Converse, horizon: int, action_bound: float | Sequence[float]) -> None:
+        if not isinstance(model, Converse):
+            raise ParameterError(f"the model is {shown(model)}", where="QuadraticProblem", instead="Give a Converse.")
+        self.model, self.dtype, self.discount = model, model.dtype, model.discount
+        self.n, self.m, self.q = model.n, model.m, len(model.noise.rows)
+        self.horizon = check_integer(horizon, "horizon", minimum=1)
+        self.action_high = _bounds(action_bound, model.m)
+        self.action_low = -self.action_high
+        formulas = _Formulas(model, self.action_low, self.action_high)
+        self._step = Program(formulas.step, (self.n, self.m, self.q), self.dtype)
+        self._cost = Program(formulas.cost, (self.n, self.m), self.dtype)
+
+    def noise(self, rng: np.random.Generator, steps: int) -> np.ndarray:
+        """Draw the noise of consecutive steps of one world, float array of shape (q, steps)."""
+        return self.model.noise.draw(rng, steps).astype(self.dtype, copy=False)
+
+    def step(self, s: np.ndarray, a: np.ndarray, w: np.ndarray) -> np.ndarray:
+        """Return next states; see `Problem.step`."""
+        return self._step(s, a, w)[0]
+
+    def cost(self, s: np.ndarray, a: np.ndarray) -> np.ndarray:
+        """Return costs; see `Problem.cost`."""
+        return self._cost(s, a)[0]
+
+# %% ../../nbs/oracles/05_problem.ipynb #variations
+def _float_type(dtype: Any) -> Any:
+    """Return a floating-point type for states, or raise."""
+    try:
+        known = dtype is not None and np.dtype(dtype) in (np.float32, np.float64)
+    except (TypeError, ValueError):
+        known = False
+    if not known:
+        raise ParameterError(f"{shown(dtype)} is no type for states", instead="Use np.float32 or np.float64.")
+    return np.dtype(dtype).type
+
+
+def _compiled_step(problem: "QuadraticProblem") -> Callable[..., Any] | None:
+    """Return a compiled step for one world, or None if there is none."""
+    if find_spec("numba") is None:
+        return None
+    from rl_oodkit.oracles.kernel import ScalarStep, is_compilable
+
+    return ScalarStep(problem) if is_compilable(problem) else None
+
 # %% ../../nbs/oracles/05_problem.ipynb #quadraticproblem
-class QuadraticProblem(Problem):
+class QuadraticProblem(_ModelFunctions):
     """Put a box, a horizon and start states around a converse model.
 
     Parameters
@@ -229,114 +351,17 @@ class QuadraticProblem(Problem):
         state_names: Sequence[str] | None = None,
         action_names: Sequence[str] | None = None,
     ) -> None:
-        if not isinstance(model, Converse):
-            raise ParameterError(f"the model is {shown(model)}", where="QuadraticProblem", instead="Give a Converse.")
-        self.model, self.dtype = model, model.dtype
-        self.n, self.m, self.q = model.n, model.m, len(model.noise.rows)
-        self.discount = model.discount
-        self.horizon = check_integer(horizon, "horizon", minimum=1)
-        self.action_high = _bounds(action_bound, model.m)
-        self.action_low = -self.action_high
+        super().__init__(model, horizon, action_bound)
         self.starts = _checked_starts(starts, model.n)
         self.state_names = _names(state_names, "s", model.n)
         self.action_names = _names(action_names, "a", model.m)
-        self._state_cost = QuadraticForm(model.Q, model.dtype)
-        self._action_cost = QuadraticForm(model.R, model.dtype)
-        self._noisy = run_of(model.noise.rows)
-        self._limits = tuple(bound[:, None].astype(model.dtype) for bound in (self.action_low, self.action_high))
-        self._step = Program(self._record_step, (self.n, self.m, self.q), model.dtype)
-        self._cost = Program(self._record_cost, (self.n, self.m), model.dtype)
-
-    def noise(self, rng: np.random.Generator, steps: int) -> np.ndarray:
-        """Draw the noise of consecutive steps of one world, float array of shape (q, steps)."""
-        return self.model.noise.draw(rng, steps).astype(self.dtype, copy=False)
-
-    def step(self, s: np.ndarray, a: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """Return next states; see `Problem.step`."""
-        return self._step(s, a, w)[0]
-
-    def cost(self, s: np.ndarray, a: np.ndarray) -> np.ndarray:
-        """Return costs; see `Problem.cost`."""
-        return self._cost(s, a)[0]
 
     @cached_property
     def scalar_step(self) -> Callable[..., Any] | None:
         """Return a compiled step for one world, (s, a, w) -> (s', cost), or None if there is none."""
-        if find_spec("numba") is None:
-            return None
-        from rl_oodkit.oracles.kernel import ScalarStep, is_compilable
-
-        return ScalarStep(self) if is_compilable(self) else None
-
-    def _clipped(self, tape: Tape, a: np.ndarray) -> np.ndarray:
-        """Return actions inside the box, shape (m, B)."""
-        inside, (low, high) = tape.rows(self.m), self._limits
-        tape.do(larger, a, low, inside)
-        tape.do(smaller, inside, high, inside)
-        return inside
-
-    def _record_step(self, tape: Tape, s: np.ndarray, a: np.ndarray, w: np.ndarray) -> tuple[np.ndarray]:
-        """Return next states (n, B)."""
-        after = self.model.line.record_moved(tape, s, self._clipped(tape, a))
-        if self.q:
-            add_rows(tape, after, self._noisy, w)
-        return (after,)
-
-    def _record_cost(self, tape: Tape, s: np.ndarray, a: np.ndarray) -> tuple[np.ndarray]:
-        """Return costs (B,)."""
-        cost, more = self._state_cost(s, tape), self._action_cost(self._clipped(tape, a), tape)
-        tape.do(np.add, cost, more, cost)
-        return (cost,)
+        return _compiled_step(self)
 
     def with_dtype(self, dtype: Any) -> "QuadraticProblem":
         """Return the same problem in another floating-point type, for rollouts that may be less exact."""
-        try:
-            known = dtype is not None and np.dtype(dtype) in (np.float32, np.float64)
-        except (TypeError, ValueError):
-            known = False
-        if not known:
-            raise ParameterError(f"{shown(dtype)} is no type for states", instead="Use np.float32 or np.float64.")
-        other = QuadraticProblem(
-            replace(self.model, dtype=np.dtype(dtype).type),
-            self.horizon,
-            self.action_high,
-            self.starts,
-            self.state_names,
-            self.action_names,
-        )
-        return other.with_start(self.start)
-
-# %% ../../nbs/oracles/05_problem.ipynb #checked-parts
-def _bounds(bound: Any, m: int) -> np.ndarray:
-    """Return one positive bound an action."""
-    bounds = np.atleast_1d(check_array(bound, "action_bound", dtype=np.float64))
-    if bounds.shape not in ((1,), (m,)):
-        raise ShapeError(f"action_bound has shape {bounds.shape}", instead=f"Give one number, or {m}.")
-    if (bounds <= 0).any():
-        raise ParameterError(f"action_bound is {bounds.min():g}", instead="Use a positive number.")
-    return np.broadcast_to(bounds, (m,)).copy()
-
-
-def _checked_starts(starts: Mapping[str, Start], n: int) -> dict[str, Start]:
-    """Return the start distributions after trying each of them once."""
-    if not isinstance(starts, Mapping) or not all(callable(start) for start in starts.values()):
-        raise ParameterError(f"the starts are {shown(starts)}", instead="Map names to start distributions.")
-    missing = {"train", "test"} - set(starts)
-    if missing:
-        raise ParameterError(f"there is no start {sorted(missing)}", instead="Declare both 'train' and 'test'.")
-    for name, start in starts.items():
-        drawn = check_array(start(fast_stream(0, "try"), n + 1), f"start {name!r}").shape
-        if drawn != (n, n + 1):
-            said = f"Return shape ({n}, {n + 1})."
-            raise ShapeError(f"start {name!r} gives {drawn} for {n + 1} worlds", instead=said)
-    return dict(starts)
-
-
-def _names(names: Sequence[str] | None, letter: str, count: int) -> tuple[str, ...]:
-    """Return one name each, made up where none is given."""
-    if names is not None and not (isinstance(names, (tuple, list)) and all(isinstance(x, str) for x in names)):
-        raise ParameterError(f"the names are {shown(names)}", instead="Give a list of texts.")
-    names = tuple(f"{letter}{i}" for i in range(count)) if names is None else tuple(names)
-    if len(names) != count:
-        raise ShapeError(f"there are {len(names)} names", where=str(names), instead=f"Give {count}.")
-    return names
+        model, names = replace(self.model, dtype=_float_type(dtype)), (self.state_names, self.action_names)
+        return QuadraticProblem(model, self.horizon, self.action_high, self.starts, *names).with_start(self.start)

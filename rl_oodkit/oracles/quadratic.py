@@ -21,7 +21,7 @@ from .plans import Chain, Inputs, SparseSum, Waves, picked, run_of, terms_of
 from .tape import Program, Tape
 from .terms import Entry, Givens, gain_rows
 
-# %% ../../nbs/oracles/04_quadratic.ipynb #checked-matrices
+# %% ../../nbs/oracles/04_quadratic.ipynb #symmetric
 def _symmetric(x: Any, name: str, n: int | None = None) -> np.ndarray:
     """Return a symmetric float64 matrix, or raise."""
     M = check_array(x, name, ndim=2, dtype=np.float64, min_rows=1)
@@ -32,7 +32,7 @@ def _symmetric(x: Any, name: str, n: int | None = None) -> np.ndarray:
         raise ParameterError(f"{name} is not symmetric", where="Converse", instead=f"Use ({name} + {name}.T) / 2.")
     return M
 
-
+# %% ../../nbs/oracles/04_quadratic.ipynb #definite
 def _definite(M: np.ndarray, name: str, strict: bool = True) -> np.ndarray:
     """Return a matrix that is positive (semi)definite, or raise."""
     lowest = float(np.linalg.eigvalsh(M).min())
@@ -67,27 +67,17 @@ def _as_entries(gain: Any, n: int, m: int) -> tuple[Entry, ...]:
         raise ParameterError("the action moves nothing", where="Converse", instead="Give the gain an entry.")
     return gain
 
-
+# %% ../../nbs/oracles/04_quadratic.ipynb #swirl-shapes
 Swirl = tuple[Givens, ...] | np.ndarray | Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def _as_swirl(swirl: Swirl, n: int, dtype: Any) -> Swirl | ConstantMap:
-    """Return the orthogonal map as a chain, a constant or a function of state and vector, or raise if it is none."""
-    if isinstance(swirl, tuple):
-        if not all(isinstance(g, Givens) for g in swirl):
-            raise ParameterError(f"the swirl is {shown(swirl)}", where="Converse", instead="Give a tuple of Givens.")
-        if any(max(g.i, g.j, *(k for t in g.terms for k in (t.i, t.j))) >= n for g in swirl):
-            raise ShapeError("a rotation lies outside the state", where="Converse", instead=f"There are {n} states.")
-        return swirl
-    mapped = swirl if callable(swirl) else ConstantMap(_square(swirl, n), dtype)
-    rng = stream(0, "orthogonality")
-    s, x, y = rng.normal(size=(3, n, 32)).astype(dtype)
-    turned = [mapped(v) if isinstance(mapped, ConstantMap) else _tried(mapped, s, v) for v in (x, y)]
-    before, after = (np.stack([(a * a).sum(0), (a * b).sum(0)]) for a, b in ((x, y), turned))
-    rounding = 1e-9 * n if np.dtype(dtype) == np.float64 else 1e-4 * n
-    if not np.allclose(before, after, rtol=0, atol=rounding):
-        raise ParameterError("S(s) is not orthogonal", where="Converse", instead="Keep lengths and angles, S'S = I.")
-    return mapped
+def _checked_chain(chain: tuple[Any, ...], n: int) -> tuple[Givens, ...]:
+    """Return a chain of rotations within n states, or raise."""
+    if not all(isinstance(g, Givens) for g in chain):
+        raise ParameterError(f"the swirl is {shown(chain)}", where="Converse", instead="Give a tuple of Givens.")
+    if any(max(g.i, g.j, *(k for t in g.terms for k in (t.i, t.j))) >= n for g in chain):
+        raise ShapeError("a rotation lies outside the state", where="Converse", instead=f"There are {n} states.")
+    return chain
 
 
 def _tried(swirl: Callable[..., Any], s: np.ndarray, x: np.ndarray) -> np.ndarray:
@@ -101,131 +91,28 @@ def _tried(swirl: Callable[..., Any], s: np.ndarray, x: np.ndarray) -> np.ndarra
         raise ShapeError(f"S(s) x has shape {found.shape}", where="Converse", instead=f"Return {x.shape}, like x.")
     return found
 
+# %% ../../nbs/oracles/04_quadratic.ipynb #as-swirl
+def _as_swirl(swirl: Swirl, n: int, dtype: Any) -> Swirl | ConstantMap:
+    """Return the orthogonal map as a chain, a constant or a function of state and vector, or raise if it is none."""
+    if isinstance(swirl, tuple):
+        return _checked_chain(swirl, n)
+    mapped = swirl
+    if not callable(swirl):
+        S = check_array(swirl, "swirl", ndim=2, dtype=np.float64)
+        if S.shape != (n, n):
+            raise ShapeError(f"S has shape {S.shape}", where="Converse", instead=f"Make it ({n}, {n}).")
+        mapped = ConstantMap(S, dtype)
+    s, x, y = stream(0, "orthogonality").normal(size=(3, n, 32)).astype(dtype)
+    turned = [mapped(v) if isinstance(mapped, ConstantMap) else _tried(mapped, s, v) for v in (x, y)]
+    before, after = (np.stack([(a * a).sum(0), (a * b).sum(0)]) for a, b in ((x, y), turned))
+    rounding = 1e-9 * n if np.dtype(dtype) == np.float64 else 1e-4 * n
+    if not np.allclose(before, after, rtol=0, atol=rounding):
+        raise ParameterError("S(s) is not orthogonal", where="Converse", instead="Keep lengths and angles, S'S = I.")
+    return mapped
 
-def _square(swirl: Any, n: int) -> np.ndarray:
-    """Return a constant S as an (n, n) matrix, or raise."""
-    S = check_array(swirl, "swirl", ndim=2, dtype=np.float64)
-    if S.shape != (n, n):
-        raise ShapeError(f"S has shape {S.shape}", where="Converse", instead=f"Make it ({n}, {n}).")
-    return S
-
-# %% ../../nbs/oracles/04_quadratic.ipynb #blocks
-class _Blocks(NamedTuple):
-    """Hold the constant parts of a drift whose factor varies."""
-
-    root: ConstantMap  # L_PQ, or the symmetric root of P - Q
-    left: ConstantMap | None  # L11 above L21
-    base: np.ndarray  # K22 - L21 L21' without input (k, k, 1), or all of K (n, n, 1) for symmetric roots
-
-
-def _blocks(model: "Converse") -> _Blocks:
-    """Compute the constant parts."""
-    K, dtype, active, passive = np.linalg.inv(model.P) / model.discount, model.dtype, model.active, model.passive
-    if model.exact:
-        root, _ = _symmetric_roots(model.P - model.Q)
-        return _Blocks(ConstantMap(root, dtype), None, K[:, :, None].astype(dtype))
-    root = np.linalg.cholesky(model.P - model.Q).T
-    L11 = np.linalg.cholesky(K[np.ix_(passive, passive)]) if passive else np.zeros((0, 0))
-    L21 = np.linalg.solve(L11, K[np.ix_(passive, active)]).T if passive else np.zeros((len(active), 0))
-    base = (K[np.ix_(active, active)] - L21 @ L21.T)[:, :, None]
-    return _Blocks(ConstantMap(root, dtype), ConstantMap(np.vstack([L11, L21]), dtype), base.astype(dtype))
-
-
-def _symmetric_roots(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the symmetric root of a matrix and its inverse."""
-    values, vectors = np.linalg.eigh(M)
-    return vectors * np.sqrt(values) @ vectors.T, vectors / np.sqrt(values) @ vectors.T
-
-
-def _constant_factor(model: "Converse") -> tuple[ConstantMap, ConstantMap]:
-    """Return L_H and its inverse transpose where the input matrix is constant."""
-    G, order = np.zeros((model.n, model.m)), model.passive + model.active
-    for e in model.gain:
-        G[e.row, e.col] += e.coef
-    K = np.linalg.inv(model.P) / model.discount + model.p**2 * G @ np.linalg.solve(model.R, G.T)
-    if model.exact:
-        root, back = _symmetric_roots((K + K.T) / 2)
-    else:
-        root = np.zeros_like(K)
-        root[np.ix_(order, order)] = np.linalg.cholesky(K[np.ix_(order, order)])
-        back = np.linalg.inv(root).T
-    return ConstantMap(root, model.dtype), ConstantMap(back, model.dtype)
-
-# %% ../../nbs/oracles/04_quadratic.ipynb #line-of
-def _check_switches(exact: Any, dtype: Any) -> None:
-    """Raise if a switch is no boolean, or the arithmetic is none of states."""
-    if not isinstance(exact, bool):
-        raise ParameterError(f"exact is {shown(exact)}", where="Converse", instead="Use True or False.")
-    if not (dtype in (np.float32, np.float64) if isinstance(dtype, (type, np.dtype)) else False):
-        raise ParameterError(f"dtype is {shown(dtype)}", where="Converse", instead="Use np.float32 or np.float64.")
-
-
-def _line_of(model: "Converse") -> "_Line":
-    """Return the evaluation of a model, or raise where its numbers leave the arithmetic."""
-    said = "Rescale states and costs: sizes differ by too many powers of ten."
-    try:
-        line = _Line(model)
-    except np.linalg.LinAlgError as reason:
-        raise ParameterError(f"no drift follows: {reason}", where="Converse", instead=said) from reason
-    at = np.eye(model.n, dtype=model.dtype)
-    found = (*line.parts(at), model.P.astype(model.dtype), model.offset)
-    if not all(np.isfinite(x).all() for x in found):
-        raise ParameterError("drift, action or offset is not finite", where="Converse", instead=said)
-    return line
-
-# %% ../../nbs/oracles/04_quadratic.ipynb #converse
-@dataclass(frozen=True, eq=False)
-class Converse:
-    """Derive dynamics from a quadratic value function.
-
-    Raises
-    ------
-    ParameterError
-        If a matrix is not symmetric or not definite as required, Q is not below P, S is not orthogonal, or a number
-        lies outside its range.
-    ShapeError
-        If shapes do not fit.
-
-    References
-    ----------
-    Goehrt, Osinenko and Streif, arXiv:2603.17631; Horn and Johnson (2013), Matrix Analysis, 0.7.4, for Woodbury.
-
-    Examples
-    --------
-    >>> one = np.eye(1)
-    >>> Converse(P=2 * one, Q=one, R=one, gain=one, discount=0.5).tau
-    0.5
-    """
-
-    P: np.ndarray  # float64 of shape (n, n), value matrix
-    Q: np.ndarray  # float64 of shape (n, n), state cost
-    R: np.ndarray  # float64 of shape (m, m), action cost
-    gain: Any  # tuple of Entry, or float64 of shape (n, m)
-    swirl: Any = ()  # tuple of Givens, orthogonal matrix (n, n), or function (s, x) -> S(s) x
-    covariance: Any = None  # float64 of shape (n, n), or None for no noise
-    p: float = 1.0  # control authority
-    discount: float = 0.99  # of one step
-    exact: bool = False  # use symmetric roots, as published dynamics do
-    dtype: Any = field(default=np.float64)  # arithmetic of drift and action
-
-    def __post_init__(self) -> None:
-        _check_switches(self.exact, self.dtype)
-        P, R = _definite(_symmetric(self.P, "P"), "P"), _definite(_symmetric(self.R, "R"), "R")
-        Q = _definite(_symmetric(self.Q, "Q", len(P)), "Q", strict=False)
-        if np.linalg.eigvalsh(P - Q).min() <= 0:
-            raise ParameterError("Q is not below P", where="Converse", instead="Make P - Q positive definite.")
-        values = {"P": P, "Q": Q, "R": R, "p": _inside(self.p, "p", True)}
-        values["discount"] = _inside(self.discount, "discount", False)
-        noise = GaussianNoise(np.zeros_like(P) if self.covariance is None else self.covariance)
-        if noise.covariance.shape != P.shape:
-            raise ShapeError(f"the covariance is {noise.covariance.shape}", where="Converse", instead=f"Use {P.shape}.")
-        swirl = _as_swirl(self.swirl, len(P), self.dtype)
-        values |= {"covariance": noise.covariance, "noise": noise, "turn": swirl}
-        values |= {"gain": _as_entries(self.gain, len(P), len(R))}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
-        with np.errstate(all="ignore"):
-            object.__setattr__(self, "line", _line_of(self))
+# %% ../../nbs/oracles/04_quadratic.ipynb #layout
+class _Layout:
+    """Tell the sizes of a model, and which states its action reaches."""
 
     @property
     def n(self) -> int:
@@ -236,17 +123,6 @@ class Converse:
     def m(self) -> int:
         """Return the number of actions."""
         return len(self.R)
-
-    @property
-    def offset(self) -> float:
-        """Return b, the cost of noise that no policy can avoid."""
-        return self.discount / (1 - self.discount) * float(np.sum(self.P * self.covariance))
-
-    @property
-    def tau(self) -> float:
-        """Return the coercivity, the smallest eigenvalue of P^-1 Q."""
-        values = np.linalg.eigvals(np.linalg.solve(self.P, self.Q)).real
-        return float(values.min())
 
     @property
     def active(self) -> list[int]:
@@ -263,30 +139,102 @@ class Converse:
         """Return whether the input matrix is the same at every state."""
         return not any(e.factors for e in self.gain)
 
-    def turned(self, s: np.ndarray) -> np.ndarray:
-        """Return u = S(s) L_PQ s, float array of shape (n, B), whose squared length is s'(P - Q)s."""
-        tape = Tape(s.shape[1], self.dtype)
-        s = s.astype(self.dtype, copy=False)
-        return self.line.turned(tape, s, self.line.waves(tape, s))
+# %% ../../nbs/oracles/04_quadratic.ipynb #checked
+def _check_switches(exact: Any, dtype: Any) -> None:
+    """Raise if a switch is no boolean, or the arithmetic is none of states."""
+    if not isinstance(exact, bool):
+        raise ParameterError(f"exact is {shown(exact)}", where="Converse", instead="Use True or False.")
+    if not (dtype in (np.float32, np.float64) if isinstance(dtype, (type, np.dtype)) else False):
+        raise ParameterError(f"dtype is {shown(dtype)}", where="Converse", instead="Use np.float32 or np.float64.")
 
-    def parts(self, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return drift (n, B) and optimal action (m, B) at states of shape (n, B)."""
-        drift, action = self.line.parts(s)
-        return drift, action
 
-    def drift(self, s: np.ndarray) -> np.ndarray:
-        """Return f(s), float array of shape (n, B)."""
-        return self.parts(s)[0]
+def _checked(given: "_Choices") -> dict[str, Any]:
+    """Return the choices in their final form, with the noise and the orthogonal map, or raise."""
+    _check_switches(given.exact, given.dtype)
+    P, R = _definite(_symmetric(given.P, "P"), "P"), _definite(_symmetric(given.R, "R"), "R")
+    Q = _definite(_symmetric(given.Q, "Q", len(P)), "Q", strict=False)
+    if np.linalg.eigvalsh(P - Q).min() <= 0:
+        raise ParameterError("Q is not below P", where="Converse", instead="Make P - Q positive definite.")
+    found = {"P": P, "Q": Q, "R": R, "p": _inside(given.p, "p", True)}
+    found["discount"] = _inside(given.discount, "discount", False)
+    noise = GaussianNoise(np.zeros_like(P) if given.covariance is None else given.covariance)
+    if noise.covariance.shape != P.shape:
+        raise ShapeError(f"the covariance is {noise.covariance.shape}", where="Converse", instead=f"Use {P.shape}.")
+    found |= {"covariance": noise.covariance, "noise": noise, "turn": _as_swirl(given.swirl, len(P), given.dtype)}
+    return found | {"gain": _as_entries(given.gain, len(P), len(R))}
 
-    def action(self, s: np.ndarray) -> np.ndarray:
-        """Return the optimal action, float array of shape (m, B)."""
-        return self.parts(s)[1]
+# %% ../../nbs/oracles/04_quadratic.ipynb #choices
+@dataclass(frozen=True, eq=False)
+class _Choices(_Layout):
+    """Hold what has been chosen, and what follows without dynamics."""
 
-    def moved(self, s: np.ndarray, a: np.ndarray) -> np.ndarray:
-        """Return f(s) + p g(s) a, float array of shape (n, B), for actions of shape (m, B)."""
-        return self.line.moved(s, a)[0]
+    P: np.ndarray  # float64 of shape (n, n), value matrix
+    Q: np.ndarray  # float64 of shape (n, n), state cost
+    R: np.ndarray  # float64 of shape (m, m), action cost
+    gain: Any  # tuple of Entry, or float64 of shape (n, m)
+    swirl: Any = ()  # tuple of Givens, orthogonal matrix (n, n), or function (s, x) -> S(s) x
+    covariance: Any = None  # float64 of shape (n, n), or None for no noise
+    p: float = 1.0  # control authority
+    discount: float = 0.99  # of one step
+    exact: bool = False  # use symmetric roots, as published dynamics do
+    dtype: Any = field(default=np.float64)  # arithmetic of drift and action
 
-# %% ../../nbs/oracles/04_quadratic.ipynb #gram
+    def __post_init__(self) -> None:
+        for name, value in _checked(self).items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def offset(self) -> float:
+        """Return b, the cost of noise that no policy can avoid."""
+        return self.discount / (1 - self.discount) * float(np.sum(self.P * self.covariance))
+
+    @property
+    def tau(self) -> float:
+        """Return the coercivity, the smallest eigenvalue of P^-1 Q."""
+        return float(np.linalg.eigvals(np.linalg.solve(self.P, self.Q)).real.min())
+
+# %% ../../nbs/oracles/04_quadratic.ipynb #blocks
+class _Blocks(NamedTuple):
+    """Hold the constant parts of a drift whose factor varies."""
+
+    root: ConstantMap  # L_PQ, or the symmetric root of P - Q
+    left: ConstantMap | None  # L11 above L21
+    base: np.ndarray  # K22 - L21 L21' without input (k, k, 1), or all of K (n, n, 1) for symmetric roots
+
+
+def _symmetric_roots(M: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the symmetric root of a matrix and its inverse."""
+    values, vectors = np.linalg.eigh(M)
+    return vectors * np.sqrt(values) @ vectors.T, vectors / np.sqrt(values) @ vectors.T
+
+
+def _blocks(model: _Choices) -> _Blocks:
+    """Compute the constant parts."""
+    K, dtype, active, passive = np.linalg.inv(model.P) / model.discount, model.dtype, model.active, model.passive
+    if model.exact:
+        return _Blocks(ConstantMap(_symmetric_roots(model.P - model.Q)[0], dtype), None, K[:, :, None].astype(dtype))
+    root = np.linalg.cholesky(model.P - model.Q).T
+    L11 = np.linalg.cholesky(K[np.ix_(passive, passive)]) if passive else np.zeros((0, 0))
+    L21 = np.linalg.solve(L11, K[np.ix_(passive, active)]).T if passive else np.zeros((len(active), 0))
+    base = (K[np.ix_(active, active)] - L21 @ L21.T)[:, :, None]
+    return _Blocks(ConstantMap(root, dtype), ConstantMap(np.vstack([L11, L21]), dtype), base.astype(dtype))
+
+# %% ../../nbs/oracles/04_quadratic.ipynb #constant-factor
+def _constant_factor(model: _Choices) -> tuple[ConstantMap, ConstantMap]:
+    """Return L_H and its inverse transpose where the input matrix is constant."""
+    G, order = np.zeros((model.n, model.m)), model.passive + model.active
+    for e in model.gain:
+        G[e.row, e.col] += e.coef
+    K = np.linalg.inv(model.P) / model.discount + model.p**2 * G @ np.linalg.solve(model.R, G.T)
+    if model.exact:
+        root, back = _symmetric_roots((K + K.T) / 2)
+    else:
+        root = np.zeros_like(K)
+        root[np.ix_(order, order)] = np.linalg.cholesky(K[np.ix_(order, order)])
+        back = np.linalg.inv(root).T
+    return ConstantMap(root, model.dtype), ConstantMap(back, model.dtype)
+
+# %% ../../nbs/oracles/04_quadratic.ipynb #plans
 def _gram(places: list[tuple[int, int]], weights: np.ndarray, at: dict[int, int], dtype: Any) -> SparseSum:
     """Return the sum that adds the nonzero entries of g weights g' to a matrix, flattened, with rows renumbered."""
     pairs = [(left, right) for left in enumerate(places) for right in enumerate(places)]
@@ -294,28 +242,10 @@ def _gram(places: list[tuple[int, int]], weights: np.ndarray, at: dict[int, int]
     return SparseSum(parts, dtype)
 
 
-def _evaluate(swirl: Callable[..., np.ndarray], s: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
-    """Write S(s) x of a function that knows no tape."""
-    out[:] = swirl(s, x)
+class _Plans:
+    """Prepare what the evaluation of a model reads."""
 
-
-def _evaluate_roots(a: np.ndarray, u: np.ndarray, drift: np.ndarray, h: np.ndarray) -> None:
-    """Write the symmetric root of a times u, and the inverse root times u."""
-    drift[:], h[:] = symmetric_parts(a, u)
-
-# %% ../../nbs/oracles/04_quadratic.ipynb #line-2
-class _Drift(NamedTuple):
-    """Hold what the evaluation of a drift has found."""
-
-    f: np.ndarray  # the drift, (n, B)
-    gain: np.ndarray  # entries of the input matrix, (z, B or 1)
-    h: Callable[[], np.ndarray]  # records L_H^-T u when it is wanted, rows numbered as in `_Line.at`
-
-
-class _Line:
-    """Record the evaluation of a model."""
-
-    def __init__(self, model: "Converse") -> None:
+    def __init__(self, model: _Choices) -> None:
         dtype, active, turn = model.dtype, model.active, model.turn
         chain = turn if isinstance(turn, tuple) else ()
         self.n, self.m, self.exact, self.turn = model.n, model.m, model.exact, turn
@@ -329,59 +259,142 @@ class _Line:
         self.push = SparseSum([(i, model.p, k, c) for k, (i, c) in places], dtype)
         self.pull = SparseSum([(c, 1.0, k, at[i]) for k, (i, c) in places], dtype)
         self.answer = ConstantMap(-model.p * weights, dtype)
-        self.parts = Program(self.record_parts, (self.n,), dtype)
-        self.moved = Program(lambda *x: (self.record_moved(*x),), (self.n, self.m), dtype)
 
-    def turned(self, tape: Tape, s: np.ndarray, waves: np.ndarray) -> np.ndarray:
-        """Return u = S(s) L_PQ s, (n, B)."""
-        u = self.blocks.root(s, tape)
-        if isinstance(self.turn, tuple):
-            return self.chain(tape, waves, u)
-        if isinstance(self.turn, ConstantMap):
-            return self.turn(u, tape)
-        turned = tape.rows(self.n)
-        tape.do(_evaluate, self.turn, s, u, turned)
-        return turned
+# %% ../../nbs/oracles/04_quadratic.ipynb #turned
+def _evaluate(swirl: Callable[..., np.ndarray], s: np.ndarray, x: np.ndarray, out: np.ndarray) -> None:
+    """Write S(s) x of a function that knows no tape."""
+    out[:] = swirl(s, x)
 
-    def drift(self, tape: Tape, s: np.ndarray) -> _Drift:
-        """Return what there is to know at states (n, B)."""
-        waves = self.waves(tape, s)
-        gain, u = self.inputs(tape, waves), self.turned(tape, s, waves)
-        if self.constant:
-            whole, back = self.constant
-            return _Drift(whole(u, tape), gain, lambda: back(u, tape))
-        if self.exact:
-            f, h = tape.rows(self.n), tape.rows(self.n)
-            tape.do(_evaluate_roots, self.varying(tape, gain), u, f, h)
-            return _Drift(f, gain, lambda: h)
-        factor, reached = cholesky_rows(self.varying(tape, gain), tape), picked(tape, u, self.active)
-        return _Drift(self.landed(tape, u, factor), gain, lambda: solve_transposed(factor, reached, tape))
 
-    def varying(self, tape: Tape, gain: np.ndarray) -> np.ndarray:
-        """Return the matrices that differ from world to world, (k, k, B)."""
-        a = tape.rows(*self.blocks.base.shape[:2])
-        tape.do(np.copyto, a, self.blocks.base)
-        self.gram(tape, a.reshape(-1, tape.worlds), gain, gain)
-        return a
+def _turned(line: _Plans, tape: Tape, s: np.ndarray, waves: np.ndarray) -> np.ndarray:
+    """Return u = S(s) L_PQ s, (n, B)."""
+    u = line.blocks.root(s, tape)
+    if isinstance(line.turn, tuple):
+        return line.chain(tape, waves, u)
+    if isinstance(line.turn, ConstantMap):
+        return line.turn(u, tape)
+    turned = tape.rows(line.n)
+    tape.do(_evaluate, line.turn, s, u, turned)
+    return turned
 
-    def landed(self, tape: Tape, u: np.ndarray, factor: np.ndarray) -> np.ndarray:
-        """Return L_H u, (n, B), for the varying block of the factor."""
-        f, both = tape.rows(self.n), self.blocks.left(picked(tape, u, self.passive), tape)
-        lower = multiply_lower(factor, picked(tape, u, self.active), tape)
-        split = len(both) - len(lower)
-        tape.do(np.add, lower, both[split:], lower)
-        tape.do(operator.setitem, f, self.passive, both[:split])
-        tape.do(operator.setitem, f, self.active, lower)
-        return f
+# %% ../../nbs/oracles/04_quadratic.ipynb #landed
+def _varying(line: _Plans, tape: Tape, gain: np.ndarray) -> np.ndarray:
+    """Return the matrices that differ from world to world, (k, k, B)."""
+    a = tape.rows(*line.blocks.base.shape[:2])
+    tape.do(np.copyto, a, line.blocks.base)
+    line.gram(tape, a.reshape(-1, tape.worlds), gain, gain)
+    return a
+
+
+def _landed(line: _Plans, tape: Tape, u: np.ndarray, factor: np.ndarray) -> np.ndarray:
+    """Return L_H u, (n, B), for the varying block of the factor."""
+    f, both = tape.rows(line.n), line.blocks.left(picked(tape, u, line.passive), tape)
+    lower = multiply_lower(factor, picked(tape, u, line.active), tape)
+    split = len(both) - len(lower)
+    tape.do(np.add, lower, both[split:], lower)
+    tape.do(operator.setitem, f, line.passive, both[:split])
+    tape.do(operator.setitem, f, line.active, lower)
+    return f
+
+# %% ../../nbs/oracles/04_quadratic.ipynb #drift
+def _evaluate_roots(a: np.ndarray, u: np.ndarray, drift: np.ndarray, h: np.ndarray) -> None:
+    """Write the symmetric root of a times u, and the inverse root times u."""
+    drift[:], h[:] = symmetric_parts(a, u)
+
+
+def _drift(line: _Plans, tape: Tape, s: np.ndarray) -> tuple[np.ndarray, np.ndarray, Callable[[], np.ndarray]]:
+    """Return the drift (n, B), the input entries (z, B or 1), and a call that records L_H^-T u."""
+    waves = line.waves(tape, s)
+    gain, u = line.inputs(tape, waves), _turned(line, tape, s, waves)
+    if line.constant:
+        whole, back = line.constant
+        return whole(u, tape), gain, lambda: back(u, tape)
+    if line.exact:
+        f, h = tape.rows(line.n), tape.rows(line.n)
+        tape.do(_evaluate_roots, _varying(line, tape, gain), u, f, h)
+        return f, gain, lambda: h
+    factor, reached = cholesky_rows(_varying(line, tape, gain), tape), picked(tape, u, line.active)
+    return _landed(line, tape, u, factor), gain, lambda: solve_transposed(factor, reached, tape)
+
+# %% ../../nbs/oracles/04_quadratic.ipynb #line-2
+class _Line(_Plans):
+    """Record the evaluation of a model."""
+
+    def __init__(self, model: _Choices) -> None:
+        super().__init__(model)
+        self.parts = Program(self.record_parts, (self.n,), model.dtype)
+        self.moved = Program(lambda *x: (self.record_moved(*x),), (self.n, self.m), model.dtype)
 
     def record_parts(self, tape: Tape, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return drift (n, B) and optimal action (m, B)."""
-        found, pulled = self.drift(tape, s), tape.rows(self.m)
+        (f, gain, h), pulled = _drift(self, tape, s), tape.rows(self.m)
         tape.do(np.copyto, pulled, 0.0)
-        self.pull(tape, pulled, found.gain, found.h())
-        return found.f, self.answer(pulled, tape)
+        self.pull(tape, pulled, gain, h())
+        return f, self.answer(pulled, tape)
 
     def record_moved(self, tape: Tape, s: np.ndarray, a: np.ndarray) -> np.ndarray:
         """Return drift and push, (n, B)."""
-        found = self.drift(tape, s)
-        return self.push(tape, found.f, found.gain, a)
+        f, gain, _ = _drift(self, tape, s)
+        return self.push(tape, f, gain, a)
+
+# %% ../../nbs/oracles/04_quadratic.ipynb #line-of
+def _line_of(model: _Choices) -> _Line:
+    """Return the evaluation of a model, or raise where its numbers leave the arithmetic."""
+    said = "Rescale states and costs: sizes differ by too many powers of ten."
+    try:
+        line = _Line(model)
+    except np.linalg.LinAlgError as reason:
+        raise ParameterError(f"no drift follows: {reason}", where="Converse", instead=said) from reason
+    found = (*line.parts(np.eye(model.n, dtype=model.dtype)), model.P.astype(model.dtype), model.offset)
+    if not all(np.isfinite(x).all() for x in found):
+        raise ParameterError("drift, action or offset is not finite", where="Converse", instead=said)
+    return line
+
+# %% ../../nbs/oracles/04_quadratic.ipynb #converse
+@dataclass(frozen=True, eq=False)
+class Converse(_Choices):
+    """Derive dynamics from a quadratic value function.
+
+    Raises
+    ------
+    ParameterError
+        If a matrix is not symmetric or definite as required, Q not below P, S not orthogonal, or a number out of range.
+    ShapeError
+        If shapes do not fit.
+
+    References
+    ----------
+    Goehrt, Osinenko and Streif, arXiv:2603.17631; Horn and Johnson (2013), Matrix Analysis, 0.7.4, for Woodbury.
+
+    Examples
+    --------
+    >>> one = np.eye(1)
+    >>> Converse(P=2 * one, Q=one, R=one, gain=one, discount=0.5).tau
+    0.5
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        with np.errstate(all="ignore"):
+            object.__setattr__(self, "line", _line_of(self))
+
+    def turned(self, s: np.ndarray) -> np.ndarray:
+        """Return u = S(s) L_PQ s, float array of shape (n, B), whose squared length is s'(P - Q)s."""
+        tape, s = Tape(s.shape[1], self.dtype), s.astype(self.dtype, copy=False)
+        return _turned(self.line, tape, s, self.line.waves(tape, s))
+
+    def parts(self, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return drift (n, B) and optimal action (m, B) at states of shape (n, B)."""
+        return self.line.parts(s)
+
+    def drift(self, s: np.ndarray) -> np.ndarray:
+        """Return f(s), float array of shape (n, B)."""
+        return self.parts(s)[0]
+
+    def action(self, s: np.ndarray) -> np.ndarray:
+        """Return the optimal action, float array of shape (m, B)."""
+        return self.parts(s)[1]
+
+    def moved(self, s: np.ndarray, a: np.ndarray) -> np.ndarray:
+        """Return f(s) + p g(s) a, float array of shape (n, B), for actions of shape (m, B)."""
+        return self.line.moved(s, a)[0]

@@ -76,6 +76,38 @@ def riccati_residual(
     right = Q + discount * A.T @ P @ A - reduced
     return float(np.abs(right - P).max() / np.abs(P).max())
 
+# %% ../../nbs/oracles/02_riccati.ipynb #fitting
+def _fitting(*matrices: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return A, B, Q, R as float64 matrices whose shapes fit together, or raise."""
+    A, B, Q, R = (check_array(x, name, ndim=2, dtype=np.float64) for x, name in zip(matrices, "ABQR", strict=True))
+    n, m = B.shape
+    for x, name, shape in ((A, "A", (n, n)), (Q, "Q", (n, n)), (R, "R", (m, m))):
+        if x.shape != shape:
+            raise ShapeError(f"{name} has shape {x.shape}", instead=f"B is {n} x {m}, so {name} must be {shape}.")
+    for x, name, least in ((Q, "Q", "semidefinite"), (R, "R", "definite")):
+        size = max(1e-300, float(np.abs(x).max(initial=0)))
+        lowest = float(np.linalg.eigvalsh((x + x.T) / 2).min(initial=np.inf)) if x.size else -np.inf
+        if np.abs(x - x.T).max(initial=0) > 1e-12 * size:
+            said = f"Use ({name} + {name}.T) / 2."
+            raise ParameterError(f"{name} is not symmetric", where="discounted_dare", instead=said)
+        if lowest < -1e-12 * size or (name == "R" and lowest <= 0):
+            raise ParameterError(f"{name} has the eigenvalue {lowest:.3g}", instead=f"Make it positive {least}.")
+    return A, B, Q, R
+
+# %% ../../nbs/oracles/02_riccati.ipynb #solved
+def _solved(A: np.ndarray, B: np.ndarray, Q: np.ndarray, R: np.ndarray, discount: float, p: float) -> np.ndarray:
+    """Return the stabilising solution of the equation, or raise where there is none that satisfies it."""
+    root = np.sqrt(discount)
+    try:
+        with np.errstate(all="ignore"):
+            P = scipy.linalg.solve_discrete_are(root * A, root * p * B, Q, R)
+            residual = riccati_residual(P, A, p * B, Q, R, discount)
+    except (np.linalg.LinAlgError, ValueError) as reason:
+        raise ParameterError(f"there is no solution: {reason}", instead="Rescale states and costs.") from reason
+    if not residual <= 1e-9:
+        raise ParameterError(f"the solution's residual is {residual:.1e}", instead="Rescale states and costs.")
+    return P
+
 # %% ../../nbs/oracles/02_riccati.ipynb #discounted-dare
 def discounted_dare(
     A: np.ndarray, B: np.ndarray, Q: np.ndarray, R: np.ndarray, discount: float, p: float = 1.0
@@ -122,37 +154,10 @@ def discounted_dare(
     if p <= 0:
         raise ParameterError(f"p is {p}", where="discounted_dare", instead="Use a number in (0, 1].")
     A, B, Q, R = _fitting(A, B, Q, R)
-    root = np.sqrt(discount)
-    lost = unreachable_modes(root * A, root * p * B)
+    lost = unreachable_modes(np.sqrt(discount) * A, np.sqrt(discount) * p * B)
     if lost.size:
         listed = ", ".join(f"{v:.4g}" for v in lost)
         raise ParameterError(f"no action reaches the growing mode {listed}", instead="Change B, or lower the discount.")
-    try:
-        with np.errstate(all="ignore"):
-            P = scipy.linalg.solve_discrete_are(root * A, root * p * B, Q, R)
-            residual = riccati_residual(P, A, p * B, Q, R, discount)
-    except (np.linalg.LinAlgError, ValueError) as reason:
-        raise ParameterError(f"there is no solution: {reason}", instead="Rescale states and costs.") from reason
-    if not residual <= 1e-9:
-        raise ParameterError(f"the solution's residual is {residual:.1e}", instead="Rescale states and costs.")
+    P = _solved(A, B, Q, R, discount, p)
     PB = p * P @ B
     return P, np.linalg.solve(R / discount + p * B.T @ PB, PB.T @ A)
-
-
-def _fitting(*matrices: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Return A, B, Q, R as float64 matrices whose shapes fit together, or raise."""
-    A, B, Q, R = (check_array(x, name, ndim=2, dtype=np.float64) for x, name in zip(matrices, "ABQR", strict=True))
-    n, m = B.shape
-    for x, name, shape in ((A, "A", (n, n)), (Q, "Q", (n, n)), (R, "R", (m, m))):
-        if x.shape != shape:
-            raise ShapeError(f"{name} has shape {x.shape}", instead=f"B is {n} x {m}, so {name} must be {shape}.")
-    for x, name, least in ((Q, "Q", "semidefinite"), (R, "R", "definite")):
-        size = max(1e-300, float(np.abs(x).max(initial=0)))
-        lowest = float(np.linalg.eigvalsh((x + x.T) / 2).min(initial=np.inf)) if x.size else -np.inf
-        if np.abs(x - x.T).max(initial=0) > 1e-12 * size:
-            raise ParameterError(
-                f"{name} is not symmetric", where="discounted_dare", instead=f"Use ({name} + {name}.T) / 2."
-            )
-        if lowest < -1e-12 * size or (name == "R" and lowest <= 0):
-            raise ParameterError(f"{name} has the eigenvalue {lowest:.3g}", instead=f"Make it positive {least}.")
-    return A, B, Q, R

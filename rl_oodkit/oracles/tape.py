@@ -89,7 +89,7 @@ def add_product(tape: Tape, x: Any, y: np.ndarray, total: np.ndarray, sign: int 
     tape.do(np.multiply, x, y, product)
     tape.do(np.add if sign > 0 else np.subtract, total, product, total)
 
-# %% ../../nbs/oracles/02_tape.ipynb #extremes
+# %% ../../nbs/oracles/02_tape.ipynb #smaller
 def smaller(x: Any, y: Any, out: np.ndarray) -> None:
     """Write the smaller of two numbers, element by element; NaN if one is.
 
@@ -109,7 +109,7 @@ def smaller(x: Any, y: Any, out: np.ndarray) -> None:
     """
     np.minimum(x, y, out=out)
 
-
+# %% ../../nbs/oracles/02_tape.ipynb #larger
 def larger(x: Any, y: Any, out: np.ndarray) -> None:
     """Write the larger of two numbers, element by element; NaN if one is.
 
@@ -152,7 +152,6 @@ def tape_for(x: np.ndarray, tape: Tape | None = None) -> Tape:
     return Tape(x.shape[-1], x.dtype) if tape is None else tape
 
 # %% ../../nbs/oracles/02_tape.ipynb #tapes
-_PIECE = 4096  # worlds computed together at most
 _KEPT = 4  # tapes a thread
 
 
@@ -165,8 +164,46 @@ class _Tapes(threading.local):
     def __reduce__(self) -> tuple[type, tuple[()]]:
         return type(self), ()  # a copy, in this process or another, records its own
 
+    def keep(self, tape: Tape, memory: list[np.ndarray], results: tuple[np.ndarray, ...]) -> None:
+        """Keep a tape with the memory of its inputs and results, and let the oldest go."""
+        while len(self.known) >= _KEPT:
+            self.known.pop(next(iter(self.known)))
+        self.known[tape.worlds] = tape, memory, results
+
+# %% ../../nbs/oracles/02_tape.ipynb #recorded
+class _Recorded:
+    """Evaluate a calculation in the memory of its tapes."""
+
+    def __init__(self, record: Callable[..., tuple[np.ndarray, ...]], rows: Sequence[int], dtype: Any) -> None:
+        self.record, self.row_counts, self.dtype = record, tuple(rows), dtype
+        self._tapes = _Tapes()
+
+    def _run(self, worlds: int, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Return the results in the memory of a tape."""
+        known = self._tapes.known
+        if worlds not in known:
+            return self._first(worlds, inputs)
+        tape, memory, results = known[worlds]
+        for own, x in zip(memory, inputs, strict=True):
+            np.copyto(own, x)
+        tape.replay()
+        return results
+
+    def _first(self, worlds: int, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
+        """Record the tape of a batch size and return its first results."""
+        tape = Tape(worlds, self.dtype)
+        memory = [tape.rows(k) for k in self.row_counts]
+        for own, x in zip(memory, inputs, strict=True):
+            np.copyto(own, x)
+        results = self.record(tape, *memory)
+        self._tapes.keep(tape, memory, results)
+        return results
+
 # %% ../../nbs/oracles/02_tape.ipynb #program
-class Program:
+_PIECE = 4096  # worlds computed together at most
+
+
+class Program(_Recorded):
     """Record a calculation when a batch size first occurs, then replay it.
 
     Parameters
@@ -193,10 +230,6 @@ class Program:
     (array([[2., 4.]]),)
     """
 
-    def __init__(self, record: Callable[..., tuple[np.ndarray, ...]], rows: Sequence[int], dtype: Any) -> None:
-        self.record, self.row_counts, self.dtype = record, tuple(rows), dtype
-        self._tapes = _Tapes()
-
     def __call__(self, *inputs: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return new arrays (..., B) for inputs of shape (rows, B); (rows, 1) stands for equal worlds."""
         worlds = inputs[0].shape[1]
@@ -213,26 +246,3 @@ class Program:
             for y, result in zip(whole, results, strict=True):
                 y[..., start : start + _PIECE] = result
         return tuple(whole)
-
-    def _run(self, worlds: int, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Return the results in the memory of a tape."""
-        known = self._tapes.known
-        if worlds not in known:
-            return self._first(worlds, inputs)
-        tape, memory, results = known[worlds]
-        for own, x in zip(memory, inputs, strict=True):
-            np.copyto(own, x)
-        tape.replay()
-        return results
-
-    def _first(self, worlds: int, inputs: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
-        """Record the tape of a batch size and return its first results."""
-        known, tape = self._tapes.known, Tape(worlds, self.dtype)
-        memory = [tape.rows(k) for k in self.row_counts]
-        for own, x in zip(memory, inputs, strict=True):
-            np.copyto(own, x)
-        results = self.record(tape, *memory)
-        while len(known) >= _KEPT:
-            known.pop(next(iter(known)))
-        known[worlds] = tape, memory, results
-        return results

@@ -90,7 +90,7 @@ def random_orthogonal(rng: np.random.Generator, rows: int, columns: int) -> np.n
     q = q * np.sign(np.diag(r))
     return q if rows >= columns else q.T
 
-# %% ../../nbs/oracles/31_targets.ipynb #target-policy
+# %% ../../nbs/oracles/31_targets.ipynb #linked
 def _linked(weights: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
     """Return the layers of a network, none to be changed, or raise."""
     if not isinstance(weights, (tuple, list)):
@@ -102,7 +102,7 @@ def _linked(weights: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:
         W.flags.writeable = False
     return layers
 
-
+# %% ../../nbs/oracles/31_targets.ipynb #target-policy
 @dataclass(frozen=True, eq=False)
 class WheelTarget:
     """Compute the optimal action of the published law.
@@ -129,7 +129,7 @@ class WheelTarget:
             x = ndtr(math.sqrt(12) * fixed_product(W, x - 0.5))
         return x
 
-
+# %% ../../nbs/oracles/31_targets.ipynb #layer-sizes
 def layer_sizes(n: int, m: int, complexity: int) -> list[tuple[int, int]]:
     """List the shapes of the layers, first layer first.
 
@@ -152,7 +152,7 @@ def layer_sizes(n: int, m: int, complexity: int) -> list[tuple[int, int]]:
     widths = [n, *[max(n, m, 128)] * (complexity - 1), m]
     return [(after, before) for before, after in pairwise(widths)]
 
-
+# %% ../../nbs/oracles/31_targets.ipynb #wheel-target
 def wheel_target(n: int, m: int, complexity: int = 1, seed: int = 0) -> WheelTarget:
     """Draw a target policy of the published law.
 
@@ -207,11 +207,62 @@ def sobol_points(n: int, count: int, seed: int) -> np.ndarray:
     half = qmc.Sobol(n, rng=stream(seed, "sobol", n)).random(count // 2).T
     return np.concatenate([half, 1 - half], axis=1)
 
-# %% ../../nbs/oracles/31_targets.ipynb #calibratedtarget
+# %% ../../nbs/oracles/31_targets.ipynb #outputs
+def _outputs(weights: Sequence[np.ndarray], x: np.ndarray) -> np.ndarray:
+    """Return the last layer's values (m, B) before their distribution function."""
+    h = x - 0.5
+    for W in weights[:-1]:
+        h = ndtr(fixed_product(W, h)) - 0.5
+    return fixed_product(weights[-1], h)
+
+# %% ../../nbs/oracles/31_targets.ipynb #tabulated
 _CELLS = 1024  # of a table
-_DEEPEST = 4  # layers of a single state: all units are one function, and what is left of their sums is rounding
 
 
+def _tabulated(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return density (m,) and heights (m, cells + 1) of tables of the distribution of sizes (m, K)."""
+    shares, top = np.linspace(0, 1, 257), sizes.max(axis=1)
+    knots = np.quantile(sizes, shares, axis=1).T
+    knots[:, 0] = 0.0
+    ends = np.linspace(0, 1, _CELLS + 1)
+    heights = np.array([np.interp(ends * last, row, shares) for last, row in zip(top, knots, strict=True)])
+    return _CELLS / top, heights
+
+# %% ../../nbs/oracles/31_targets.ipynb #looked-up
+def _looked_up(z: np.ndarray, density: np.ndarray, table: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
+    """Return the distribution function of outputs z (m, B), for cells a unit (m,) and a flat table."""
+    first, heights, rises = table
+    place = np.abs(z)
+    place *= density[:, None]
+    np.minimum(place, _CELLS, out=place)
+    cell = place.astype(np.intp)
+    place -= cell
+    cell += first
+    place *= rises.take(cell, mode="clip")
+    place += heights.take(cell, mode="clip")
+    place *= 0.5
+    np.copysign(place, z, out=place)
+    place += 0.5
+    return place
+
+
+def _flat(heights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the first place of each output in the table (m, 1), and heights and rises, one after the other."""
+    rises = np.diff(heights, append=heights[:, -1:])
+    first = np.arange(len(heights))[:, None] * heights.shape[1]
+    return first, np.ravel(heights), np.ravel(rises)
+
+# %% ../../nbs/oracles/31_targets.ipynb #check-tables
+def _check_tables(density: np.ndarray, heights: np.ndarray, actions: int) -> None:
+    """Raise if tables do not describe one distribution an action."""
+    density, heights = (check_array(x, "a table", dtype=np.float64) for x in (density, heights))
+    grows = heights.ndim == 2 and (np.diff(heights) >= 0).all() and (heights[:, 0] == 0).all()
+    fits = grows and (heights[:, -1] == 1).all() and density.shape == (actions,) == heights.shape[:1]
+    if not fits or (density <= 0).any():
+        said = "Let it rise from 0 to 1."
+        raise ShapeError("the table is no distribution", where="CalibratedTarget", instead=said)
+
+# %% ../../nbs/oracles/31_targets.ipynb #calibratedtarget
 @dataclass(frozen=True, eq=False)
 class CalibratedTarget:
     """Compute an optimal action whose components are uniform on the cube.
@@ -228,13 +279,7 @@ class CalibratedTarget:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", _linked(self.weights))
-        density, heights = (check_array(x, "a table", dtype=np.float64) for x in (self.density, self.heights))
-        grows = heights.ndim == 2 and (np.diff(heights) >= 0).all() and (heights[:, 0] == 0).all()
-        fits = grows and (heights[:, -1] == 1).all() and density.shape == (len(self.weights[-1]),) == heights.shape[:1]
-        if not fits or (density <= 0).any():
-            raise ShapeError(
-                "the table is no distribution", where="CalibratedTarget", instead="Let it rise from 0 to 1."
-            )
+        _check_tables(self.density, self.heights, len(self.weights[-1]))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -243,36 +288,17 @@ class CalibratedTarget:
 
     @cached_property
     def _table(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the first place of each output in the table (m, 1), and heights and rises, one after the other."""
-        rises = np.diff(self.heights, append=self.heights[:, -1:])
-        first = np.arange(len(self.heights))[:, None] * self.heights.shape[1]
-        return first, np.ravel(self.heights), np.ravel(rises)
+        """Return the flat form of the table."""
+        return _flat(self.heights)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Return optimal actions, float64 of shape (m, B), for states of shape (n, B)."""
-        z, (first, heights, rises) = _outputs(self.weights, x), self._table
-        place = np.abs(z)
-        place *= self.density[:, None]
-        np.minimum(place, _CELLS, out=place)
-        cell = place.astype(np.intp)
-        place -= cell
-        cell += first
-        place *= rises.take(cell, mode="clip")
-        place += heights.take(cell, mode="clip")
-        place *= 0.5
-        np.copysign(place, z, out=place)
-        place += 0.5
-        return place
-
-# %% ../../nbs/oracles/31_targets.ipynb #outputs
-def _outputs(weights: Sequence[np.ndarray], x: np.ndarray) -> np.ndarray:
-    """Return the last layer's values (m, B) before their distribution function."""
-    h = x - 0.5
-    for W in weights[:-1]:
-        h = ndtr(fixed_product(W, h)) - 0.5
-    return fixed_product(weights[-1], h)
+        return _looked_up(_outputs(self.weights, x), self.density, self._table)
 
 # %% ../../nbs/oracles/31_targets.ipynb #calibrated-target
+_DEEPEST = 4  # layers of a single state: all units are one function, and what is left of their sums is rounding
+
+
 def calibrated_target(n: int, m: int, complexity: int = 1, seed: int = 0) -> CalibratedTarget:
     """Draw a target policy with uniform actions.
 
@@ -307,13 +333,3 @@ def calibrated_target(n: int, m: int, complexity: int = 1, seed: int = 0) -> Cal
         weights.append(W / fixed_product(W, h).std(axis=1)[:, None])
         h = ndtr(fixed_product(weights[-1], h)) - 0.5
     return CalibratedTarget(tuple(weights), *_tabulated(np.abs(_outputs(weights, sobol_points(n, 16384, seed)))))
-
-
-def _tabulated(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return density (m,) and heights (m, cells + 1) of tables of the distribution of sizes (m, K)."""
-    shares, top = np.linspace(0, 1, 257), sizes.max(axis=1)
-    knots = np.quantile(sizes, shares, axis=1).T
-    knots[:, 0] = 0.0
-    ends = np.linspace(0, 1, _CELLS + 1)
-    heights = np.array([np.interp(ends * last, row, shares) for last, row in zip(top, knots, strict=True)])
-    return _CELLS / top, heights

@@ -19,25 +19,17 @@ from ..core.errors import ParameterError
 from ..core.store import write_atomic
 from .tables import Card, write_card
 
-# %% ../../nbs/report/01_figures.ipynb #theme
+# %% ../../nbs/report/01_figures.ipynb #palette
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C8C8C")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+# %% ../../nbs/report/01_figures.ipynb #look
 _LOOK = {
-    "font.size": 9,
-    "axes.titlesize": 9.5,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#DDDDDD",
-    "grid.linewidth": 0.6,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 8,
-    "lines.markersize": 4.5,
-    "svg.hashsalt": "rl_oodkit",
-    "svg.fonttype": "none",
-}
+    "font.size": 9, "axes.titlesize": 9.5, "axes.labelsize": 9, "legend.fontsize": 8, "lines.markersize": 4.5,
+    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
+    "axes.grid": True, "grid.color": "#DDDDDD", "grid.linewidth": 0.6, "axes.axisbelow": True,
+    "svg.hashsalt": "rl_oodkit", "svg.fonttype": "none",
+}  # fmt: skip
 
 
 @contextmanager
@@ -48,7 +40,7 @@ def _look() -> Any:
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, "backend": "agg", **_LOOK}):
         yield
 
-
+# %% ../../nbs/report/01_figures.ipynb #grid
 def _grid(n: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
     """Make a figure with n panels of one size; return it with its axes."""
     from matplotlib.figure import Figure
@@ -69,14 +61,45 @@ def _short(value: float) -> str:
     text = f"{value:.2f}"
     return "1.0" if text == "1.00" else text.removeprefix("0")
 
+# %% ../../nbs/report/01_figures.ipynb #spans
+def _spans(names: Sequence[str]) -> list[tuple[int, int]]:
+    """Return where each run of equal names begins and ends."""
+    starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
+    return list(zip(starts, [*starts[1:], len(names)], strict=True))
 
+
+def _head_groups(axis: Any, columns: Sequence[str], groups: Mapping[str, str]) -> None:
+    """Write each group's name above its columns, slanted where it does not fit, and a line between groups."""
+    names = [groups.get(column, "") for column in columns]
+    spans = _spans(names)
+    slanted = any(len(names[start]) > 5.5 * (end - start) for start, end in spans)
+    how = {"rotation": 30, "ha": "left", "rotation_mode": "anchor"} if slanted else {"ha": "center"}
+    for start, end in spans:
+        axis.text((start + end) / 2, -0.15, names[start], va="bottom", fontsize=8, **how)
+        if start:
+            axis.axvline(start, color="black", linewidth=1.2)
+
+# %% ../../nbs/report/01_figures.ipynb #cells
+def _cells(axis: Any, table: pd.DataFrame, label: str, centre: float | None) -> None:
+    """Draw the coloured cells with their numbers, and name rows and columns."""
+    import seaborn as sns
+
+    rows, columns = table.shape
+    sns.heatmap(
+        table.astype(float), ax=axis, vmin=0, vmax=1, cmap="Blues" if centre is None else "PuOr_r", center=centre,
+        annot=table.map(_short).to_numpy(), fmt="", annot_kws={"size": 7}, linewidths=0.5,
+        cbar_kws={"label": label, "shrink": 0.8, "pad": 0.01},
+    )  # fmt: skip
+    axis.set(xlabel="", ylabel="", facecolor="#D0D0D0")
+    axis.tick_params(length=0)
+    axis.set_xticks(np.arange(columns) + 0.5, table.columns, rotation=60, ha="right", rotation_mode="anchor")
+    axis.set_yticks(np.arange(rows) + 0.5, table.index, rotation=0)
+
+# %% ../../nbs/report/01_figures.ipynb #heatmap
 def heatmap(
-    table: pd.DataFrame,
-    groups: Mapping[str, str] | None = None,
-    *,
-    label: str = "matched AUROC",
+    table: pd.DataFrame, groups: Mapping[str, str] | None = None, *, label: str = "matched AUROC",
     centre: float | None = 0.5,
-) -> Any:
+) -> Any:  # fmt: skip
     """Draw a rectangle of numbers between 0 and 1.
 
     Parameters
@@ -104,37 +127,23 @@ def heatmap(
     >>> len(heatmap(pd.DataFrame({"noise": [0.5, 0.9]}, index=["knn", "gmm"])).axes)
     2
     """
-    import seaborn as sns
-
     if table.empty:
         raise ParameterError("nothing to draw", where="heatmap", instead="Pass at least one row and one column.")
     rows, columns = table.shape
     with _look():
         figure, (axis,) = _grid(1, 1, min(12.0, 3.4 + 0.42 * columns), 1.9 + 0.25 * rows)
-        sns.heatmap(
-            table.astype(float), ax=axis, vmin=0, vmax=1, cmap="Blues" if centre is None else "PuOr_r", center=centre,
-            annot=table.map(_short).to_numpy(), fmt="", annot_kws={"size": 7}, linewidths=0.5,
-            cbar_kws={"label": label, "shrink": 0.8, "pad": 0.01},
-        )  # fmt: skip
-        axis.set(xlabel="", ylabel="", facecolor="#D0D0D0")
-        axis.tick_params(length=0)
-        axis.set_xticks(np.arange(columns) + 0.5, table.columns, rotation=60, ha="right", rotation_mode="anchor")
-        axis.set_yticks(np.arange(rows) + 0.5, table.index, rotation=0)
+        _cells(axis, table, label, centre)
         _head_groups(axis, [str(c) for c in table.columns], groups or {})
     return figure
 
-
-def _head_groups(axis: Any, columns: Sequence[str], groups: Mapping[str, str]) -> None:
-    """Write each group's name above its columns, slanted where it does not fit, and a line between groups."""
-    names = [groups.get(column, "") for column in columns]
-    starts = [i for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
-    spans = list(zip(starts, [*starts[1:], len(names)], strict=True))
-    slanted = any(len(names[start]) > 5.5 * (end - start) for start, end in spans)
-    how = {"rotation": 30, "ha": "left", "rotation_mode": "anchor"} if slanted else {"ha": "center"}
-    for start, end in spans:
-        axis.text((start + end) / 2, -0.15, names[start], va="bottom", fontsize=8, **how)
-        if start:
-            axis.axvline(start, color="black", linewidth=1.2)
+# %% ../../nbs/report/01_figures.ipynb #bars
+def _bars(axis: Any, part: pd.DataFrame, places: list[float], k: int, name: str) -> None:
+    """Draw the marks of one group with their bars."""
+    value = part["value"].to_numpy(float)
+    reach = np.abs(np.vstack([value - part["low"], part["high"] - value]).astype(float))
+    axis.errorbar(
+        value, places, xerr=np.nan_to_num(reach), fmt=MARKERS[k % 8], color=PALETTE[k % 8], elinewidth=1.1, label=name
+    )
 
 # %% ../../nbs/report/01_figures.ipynb #interval-plot
 def interval_plot(
@@ -185,14 +194,28 @@ def interval_plot(
             figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=min(4, len(names)))
     return figure
 
+# %% ../../nbs/report/01_figures.ipynb #limits
+def _limits(frame: pd.DataFrame) -> tuple[float, float]:
+    """Return limits that hold every value and interval, with a margin."""
+    held = frame[[c for c in ("value", "low", "high") if c in frame]].to_numpy(float)
+    low, high = np.nanmin(held), np.nanmax(held)
+    margin = 0.04 * max(high - low, 1e-9)
+    return float(low - margin), float(high + margin)
 
-def _bars(axis: Any, part: pd.DataFrame, places: list[float], k: int, name: str) -> None:
-    """Draw the marks of one group with their bars."""
-    value = part["value"].to_numpy(float)
-    reach = np.abs(np.vstack([value - part["low"], part["high"] - value]).astype(float))
-    axis.errorbar(
-        value, places, xerr=np.nan_to_num(reach), fmt=MARKERS[k % 8], color=PALETTE[k % 8], elinewidth=1.1, label=name
-    )
+# %% ../../nbs/report/01_figures.ipynb #line
+def _line(axis: Any, part: pd.DataFrame, x: str, k: int, name: str) -> None:
+    """Draw one line, marked where it has few points, and its band."""
+    marker = MARKERS[k % 8] if len(part) <= 12 else ""
+    axis.plot(part[x], part["value"], marker=marker, color=PALETTE[k % 8], linewidth=1.3, label=name)
+    if {"low", "high"} <= set(part.columns):
+        axis.fill_between(part[x], part["low"], part["high"], color=PALETTE[k % 8], alpha=0.18, linewidth=0)
+
+# %% ../../nbs/report/01_figures.ipynb #finish
+def _finish(figure: Any, axis: Any, xlabel: str, ylabel: str, columns: int) -> None:
+    """Name the axes of all panels at once, and put the legend of one above them."""
+    figure.supxlabel(xlabel, fontsize=9)
+    figure.supylabel(ylabel, fontsize=9)
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside upper center", ncols=columns)
 
 # %% ../../nbs/report/01_figures.ipynb #curves
 def curves(
@@ -240,26 +263,31 @@ def curves(
             if reference is not None:
                 axis.axhline(reference, color="black", linewidth=0.9, linestyle="--", zorder=1)
             axis.set(title=name or "", ylim=_limits(frame))
-        figure.supxlabel(xlabel, fontsize=9)
-        figure.supylabel(ylabel, fontsize=9)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=min(5, len(lines)))
+        _finish(figure, axes[0], xlabel, ylabel, min(5, len(lines)))
     return figure
 
-
-def _line(axis: Any, part: pd.DataFrame, x: str, k: int, name: str) -> None:
-    """Draw one line, marked where it has few points, and its band."""
-    marker = MARKERS[k % 8] if len(part) <= 12 else ""
-    axis.plot(part[x], part["value"], marker=marker, color=PALETTE[k % 8], linewidth=1.3, label=name)
-    if {"low", "high"} <= set(part.columns):
-        axis.fill_between(part[x], part["low"], part["high"], color=PALETTE[k % 8], alpha=0.18, linewidth=0)
+# %% ../../nbs/report/01_figures.ipynb #end-colours
+def _end_colours(ends: Sequence[str]) -> dict[str, str]:
+    """Return a colour for each way to end, landing first."""
+    ordered = sorted(sorted(set(ends), key=str), key=lambda end: end != "landed")
+    return {end: PALETTE[(0, 1, 3, 4, 5)[k % 5]] for k, end in enumerate(ordered)}
 
 
-def _limits(frame: pd.DataFrame) -> tuple[float, float]:
-    """Return limits that hold every value and interval, with a margin."""
-    held = frame[[c for c in ("value", "low", "high") if c in frame]].to_numpy(float)
-    low, high = np.nanmin(held), np.nanmax(held)
-    margin = 0.04 * max(high - low, 1e-9)
-    return float(low - margin), float(high + margin)
+def _path(axis: Any, steps: pd.DataFrame, colours: Mapping[str, str]) -> None:
+    """Draw one path with a mark at its end."""
+    colour = colours[steps["end"].iloc[0]]
+    axis.plot(steps["x"], steps["y"], color=colour, linewidth=0.7, alpha=0.6)
+    axis.plot(steps["x"].iloc[-1:], steps["y"].iloc[-1:], ".", color=colour, markersize=4)
+
+# %% ../../nbs/report/01_figures.ipynb #path-panel
+def _path_panel(axis: Any, part: pd.DataFrame, colours: Mapping[str, str], ground: float | None, limits: Any) -> None:
+    """Draw the paths of one condition, the ground, and what of the plane is seen."""
+    for _, steps in part.groupby("episode", sort=True):
+        _path(axis, steps, colours)
+    if ground is not None:
+        axis.axhline(ground, color="black", linewidth=0.9)
+    if limits is not None:
+        axis.set(xlim=limits[:2], ylim=limits[2:])
 
 # %% ../../nbs/report/01_figures.ipynb #paths
 def paths(
@@ -293,31 +321,25 @@ def paths(
     >>> paths(steps, panel="cell", xlabel="x (1)", ylabel="y (1)").axes[0].get_title()
     'clean'
     """
-    panels, ends = list(dict.fromkeys(frame[panel])), sorted(set(frame["end"]), key=str)
-    colours = {end: PALETTE[(0, 1, 3, 4, 5)[k % 5]] for k, end in enumerate(sorted(ends, key=lambda e: e != "landed"))}
+    panels, colours = list(dict.fromkeys(frame[panel])), _end_colours(list(frame["end"]))
+    many = len(panels) > 1
     with _look():
-        figure, axes = _grid(len(panels), columns, 9.0 if len(panels) > 1 else 5.0, 2.3 if len(panels) > 1 else 3.6)
+        figure, axes = _grid(len(panels), columns, 9.0 if many else 5.0, 2.3 if many else 3.6)
         for axis, name in zip(axes, panels, strict=True):
-            for _, steps in frame[frame[panel] == name].groupby("episode", sort=True):
-                _path(axis, steps, colours)
-            if ground is not None:
-                axis.axhline(ground, color="black", linewidth=0.9)
+            _path_panel(axis, frame[frame[panel] == name], colours, ground, limits)
             axis.set_title(str(name))
-            if limits is not None:
-                axis.set(xlim=limits[:2], ylim=limits[2:])
         for end, colour in colours.items():
             axes[0].plot([], [], color=colour, label=end)
-        figure.supxlabel(xlabel, fontsize=9)
-        figure.supylabel(ylabel, fontsize=9)
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(ends))
+        _finish(figure, axes[0], xlabel, ylabel, len(colours))
     return figure
 
-
-def _path(axis: Any, steps: pd.DataFrame, colours: Mapping[str, str]) -> None:
-    """Draw one path with a mark at its end."""
-    colour = colours[steps["end"].iloc[0]]
-    axis.plot(steps["x"], steps["y"], color=colour, linewidth=0.7, alpha=0.6)
-    axis.plot(steps["x"].iloc[-1:], steps["y"].iloc[-1:], ".", color=colour, markersize=4)
+# %% ../../nbs/report/01_figures.ipynb #encode
+def _encode(figure: Any, kind: str, metadata: dict[str, Any]) -> bytes:
+    """Return a figure as the bytes of a file."""
+    target = io.BytesIO()
+    with _look():
+        figure.savefig(target, format=kind, metadata=metadata, dpi=150)
+    return target.getvalue()
 
 # %% ../../nbs/report/01_figures.ipynb #write-figure
 def write_figure(figure: Any, folder: Path | str, name: str, *, title: str, read: str) -> Path:
@@ -361,11 +383,3 @@ def write_figure(figure: Any, folder: Path | str, name: str, *, title: str, read
         write_atomic(folder / f"{name}.{kind}", _encode(figure, kind, metadata))
     write_card(folder, Card("figure", name, title, read, (f"{name}.png", f"{name}.svg")))
     return folder / f"{name}.png"
-
-
-def _encode(figure: Any, kind: str, metadata: dict[str, Any]) -> bytes:
-    """Return a figure as the bytes of a file."""
-    target = io.BytesIO()
-    with _look():
-        figure.savefig(target, format=kind, metadata=metadata, dpi=150)
-    return target.getvalue()

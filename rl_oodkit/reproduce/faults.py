@@ -11,7 +11,7 @@ import resource
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..core.errors import DamagedFileError, RlOodkitError, StoreError
 from ..core.files import write_verified
 from ..core.folders import manifest
 from ..core.runs import RunSpec, RunStore
-from .hostile import artefacts
+from .hostile import Artefact, artefacts
 from .kills import kill_runs, patched_calls, report, scratch
 from .readers import readers
 
@@ -52,7 +52,7 @@ def _failing_at(call: int, fault: int | str) -> Iterator[list[str]]:
     with patched_calls(before):
         yield made
 
-
+# %% ../../nbs/reproduce/05_faults.ipynb #limited-files
 @contextmanager
 def _limited_files(size: int) -> Iterator[None]:
     """Let the kernel refuse files beyond a size, in bytes."""
@@ -74,7 +74,7 @@ class _Target:
     save: Callable[[Path, int], None]
     load: Callable[[Path], int]
 
-
+# %% ../../nbs/reproduce/05_faults.ipynb #targets
 def _frame(value: int) -> Any:
     """Make a small table."""
     import pandas as pd
@@ -102,6 +102,17 @@ def _targets() -> list[_Target]:
         ),
     ]
 
+# %% ../../nbs/reproduce/05_faults.ipynb #faulty-save
+def _faulty_save(target: _Target, path: Path, fault: Any) -> BaseException | None:
+    """Save the new value under a fault; return the error, if one came."""
+    try:
+        with warnings.catch_warnings(), fault:
+            warnings.simplefilter("ignore", RuntimeWarning)
+            target.save(path, 1)
+    except Exception as reason:
+        return reason
+    return None
+
 # %% ../../nbs/reproduce/05_faults.ipynb #examine
 def _examine(target: _Target, path: Path, error: BaseException | None) -> str:
     """Say what is wrong after a faulty save, if anything."""
@@ -118,16 +129,23 @@ def _examine(target: _Target, path: Path, error: BaseException | None) -> str:
     left += [p.name for p in (path / ".tmp").glob("*")]
     return f"left behind: {left}" if left else ""
 
+# %% ../../nbs/reproduce/05_faults.ipynb #one-fault
+def _count_calls(target: _Target, path: Path) -> int:
+    """Count the system calls of a second save."""
+    target.save(path, 0)
+    with _failing_at(0, 0) as made:
+        target.save(path, 1)
+    return len(made)
 
-def _faulty_save(target: _Target, path: Path, fault: Any) -> BaseException | None:
-    """Save the new value under a fault; return the error, if one came."""
-    try:
-        with warnings.catch_warnings(), fault:
-            warnings.simplefilter("ignore", RuntimeWarning)
-            target.save(path, 1)
-    except Exception as reason:
-        return reason
-    return None
+
+def _one_fault(target: _Target, path: Path, rng: np.random.Generator, calls: int) -> tuple[BaseException | None, str]:
+    """Save an old value, fail to save a new one, and examine what is there."""
+    target.save(path, 0)
+    kinds: list[int | str] = [*_ERRORS, "short", "limit"]
+    kind, call = kinds[int(rng.integers(len(kinds)))], int(rng.integers(1, calls + 1))
+    fault: Any = _limited_files(int(rng.integers(1, 200))) if kind == "limit" else _failing_at(call, kind)
+    error = _faulty_save(target, path, fault)
+    return error, _examine(target, path, error)
 
 # %% ../../nbs/reproduce/05_faults.ipynb #io-faults
 def io_faults(n: int = 100, seed: int = 0) -> dict[str, Any]:
@@ -162,24 +180,6 @@ def io_faults(n: int = 100, seed: int = 0) -> dict[str, Any]:
             failures += [f"{targets[which].name}: {fault}"] if fault else []
     return report(refused, failures, f"{refused} saves refused with the old file intact, {survived} survived")
 
-
-def _count_calls(target: _Target, path: Path) -> int:
-    """Count the system calls of a second save."""
-    target.save(path, 0)
-    with _failing_at(0, 0) as made:
-        target.save(path, 1)
-    return len(made)
-
-
-def _one_fault(target: _Target, path: Path, rng: np.random.Generator, calls: int) -> tuple[BaseException | None, str]:
-    """Save an old value, fail to save a new one, and examine what is there."""
-    target.save(path, 0)
-    kinds: list[int | str] = [*_ERRORS, "short", "limit"]
-    kind, call = kinds[int(rng.integers(len(kinds)))], int(rng.integers(1, calls + 1))
-    fault: Any = _limited_files(int(rng.integers(1, 200))) if kind == "limit" else _failing_at(call, kind)
-    error = _faulty_save(target, path, fault)
-    return error, _examine(target, path, error)
-
 # %% ../../nbs/reproduce/05_faults.ipynb #damage
 def _damage(data: bytes, rng: np.random.Generator) -> bytes:
     """Flip one bit, or cut the end off."""
@@ -189,7 +189,22 @@ def _damage(data: bytes, rng: np.random.Generator) -> bytes:
     changed[int(rng.integers(len(data)))] ^= 1 << int(rng.integers(8))
     return bytes(changed)
 
+# %% ../../nbs/reproduce/05_faults.ipynb #one-damage
+def _one_damage(target: _Target, path: Path, whole: Path, rng: np.random.Generator) -> list[str]:
+    """Damage one file, try to load it, and repair it."""
+    data = path.read_bytes()
+    path.write_bytes(_damage(data, rng))
+    try:
+        value = target.load(whole)
+        return [f"{target.name}, {path.name}: {value} was returned"]
+    except DamagedFileError:
+        return []
+    except Exception as reason:
+        return [f"{target.name}, {path.name}: {type(reason).__name__}"]
+    finally:
+        path.write_bytes(data)
 
+# %% ../../nbs/reproduce/05_faults.ipynb #damage-files
 def damage_files(n: int = 300, seed: int = 0) -> dict[str, Any]:
     """Damage stored files at random places, and see that each damage is noticed.
 
@@ -222,21 +237,6 @@ def damage_files(n: int = 300, seed: int = 0) -> dict[str, Any]:
             seen.add(path)
     return report(n, failures, f"{n} bit flips and truncations in {len(seen)} kinds of files")
 
-
-def _one_damage(target: _Target, path: Path, whole: Path, rng: np.random.Generator) -> list[str]:
-    """Damage one file, try to load it, and repair it."""
-    data = path.read_bytes()
-    path.write_bytes(_damage(data, rng))
-    try:
-        value = target.load(whole)
-        return [f"{target.name}, {path.name}: {value} was returned"]
-    except DamagedFileError:
-        return []
-    except Exception as reason:
-        return [f"{target.name}, {path.name}: {type(reason).__name__}"]
-    finally:
-        path.write_bytes(data)
-
 # %% ../../nbs/reproduce/05_faults.ipynb #attempt
 def _attempt(load: Callable[[Path], Any], path: Path, may_load: bool, canary: Path) -> str:
     """Load one hostile file, and say what is wrong, if anything."""
@@ -256,6 +256,18 @@ def _attempt(load: Callable[[Path], Any], path: Path, may_load: bool, canary: Pa
     seconds = time.process_time() - start
     return f"it took {seconds:.1f} s" if seconds > 1 else ""
 
+# %% ../../nbs/reproduce/05_faults.ipynb #both-ways
+def _both_ways(artefact: Artefact, place: Path, loaders: Mapping[str, Any], canary: Path) -> list[str]:
+    """Give one artefact to every loader, without a sidecar and with one; say what went wrong."""
+    bare, listed = Path(f"{place}.bare"), Path(f"{place}.listed")
+    bare.write_bytes(artefact.data)
+    write_verified(listed, artefact.data)
+    wrong = []
+    for kind, load in loaders.items():
+        faults = [_attempt(load, bare, False, canary), _attempt(load, listed, kind in artefact.inert, canary)]
+        wrong += [f"as {kind}: {fault}" for fault in faults if fault]
+    return wrong
+
 # %% ../../nbs/reproduce/05_faults.ipynb #forged-folders
 def _forged_folders(root: Path) -> Iterator[tuple[str, Path]]:
     """Write folders of runs whose manifests are sealed and lie."""
@@ -268,6 +280,15 @@ def _forged_folders(root: Path) -> Iterator[tuple[str, Path]]:
         yield f"manifest that lists {name}", root / name
 
 
+def _forgeries(root: Path, canary: Path) -> list[str]:
+    """Load runs from the forged folders; say what went wrong."""
+    faults = {
+        name: _attempt(lambda p: RunStore(p).load(RunSpec("forged", {})), place, False, canary)
+        for name, place in _forged_folders(root)
+    }
+    return [f"{name}: {fault}" for name, fault in faults.items() if fault]
+
+# %% ../../nbs/reproduce/05_faults.ipynb #hostile-all
 def hostile_files() -> dict[str, Any]:
     """Give every hostile artefact to every loader.
 
@@ -281,24 +302,18 @@ def hostile_files() -> dict[str, Any]:
     >>> hostile_files()["failed"]
     0
     """
-    failures, ran = [], 0
+    failures = []
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with scratch() as folder:
         canary, loaders = folder / "canary", readers(folder / "honest")
         collection = artefacts(canary)
         for number, (name, artefact) in enumerate(collection.items()):
-            bare, listed = folder / f"{number}.bare", folder / f"{number}.listed"
-            bare.write_bytes(artefact.data)
-            write_verified(listed, artefact.data)
-            for kind, load in loaders.items():
-                faults = [_attempt(load, bare, False, canary), _attempt(load, listed, kind in artefact.inert, canary)]
-                failures += [f"{name}, as {kind}: {fault}" for fault in faults if fault]
-                ran += 2
-        for name, root in _forged_folders(folder / "forged"):
-            fault = _attempt(lambda p: RunStore(p).load(RunSpec("forged", {})), root, False, canary)
-            failures, ran = failures + ([f"{name}: {fault}"] if fault else []), ran + 1
+            faults = _both_ways(artefact, folder / str(number), loaders, canary)
+            failures += [f"{name}, {fault}" for fault in faults]
+        failures += _forgeries(folder / "forged", canary)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024
     failures += [f"memory grew by {grown:.0f} MB"] if grown > 500 else []
+    ran = 2 * len(collection) * len(loaders) + 2
     return report(
         ran, failures, f"{len(collection)} artefacts and 2 forged folders, {len(loaders)} loaders, 0 executions"
     )

@@ -36,6 +36,11 @@ def _pickle(canary: Path) -> bytes:
     return b"cos\nsystem\n(S'touch " + str(canary).encode() + b"'\ntR."
 
 
+def _call(canary: Path) -> str:
+    """Write a line of Python that creates the canary when it is evaluated."""
+    return f"__import__('os').system('touch {canary}')"
+
+
 def _zip(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
     """Write a zip archive."""
     buffer = io.BytesIO()
@@ -45,6 +50,18 @@ def _zip(members: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> by
     return buffer.getvalue()
 
 
+def _pickles(canary: Path) -> dict[str, Artefact]:
+    """Hide the pickle in the containers that are commonly unpickled."""
+    code = _pickle(canary)
+    return {
+        "pickle": Artefact(code),
+        "pickle, protocol 2": Artefact(b"\x80\x02" + code),
+        "weights with a pickle": Artefact(_zip({"archive/data.pkl": code, "archive/version": b"3"})),
+        "agent with a pickled policy": Artefact(_zip({"data": b"{}", "policy.pth": code})),
+        "gzip of a pickle": Artefact(gzip.compress(code, mtime=0)),
+    }
+
+# %% ../../nbs/reproduce/04_hostile.ipynb #npy
 def _npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
     """Write an npy array with a header of one's choice."""
     text = header.encode() + b"\n"
@@ -55,26 +72,20 @@ def _header(descr: str, shape: str) -> str:
     """Write the dictionary of an npy header."""
     return f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}"
 
-
-def _disguised(canary: Path) -> dict[str, Artefact]:
-    """Hide the pickle in the containers that are commonly unpickled."""
-    code = _pickle(canary)
+# %% ../../nbs/reproduce/04_hostile.ipynb #object-arrays
+def _object_arrays(canary: Path) -> dict[str, Artefact]:
+    """Hide the payloads in arrays and in their headers."""
+    code, call, eight = _pickle(canary), _call(canary), b"\0" * 8
     objects = _npy(_header("'|O'", "(1,)"), code)
-    call = f"__import__('os').system('touch {canary}')"
     record = _npy(_header("[('a', '|O')]", "(1,)"), code)
     return {
-        "pickle": Artefact(code),
-        "pickle, protocol 2": Artefact(b"\x80\x02" + code),
-        "weights with a pickle": Artefact(_zip({"archive/data.pkl": code, "archive/version": b"3"})),
-        "agent with a pickled policy": Artefact(_zip({"data": b"{}", "policy.pth": code})),
         "npz of objects": Artefact(_zip({"x.npy": objects})),
         "npz of records with objects": Artefact(_zip({"x.npy": record})),
         "npz member that is a pickle": Artefact(_zip({"x.npy": code})),
         "npz without suffix": Artefact(_zip({"x": code})),
         "npy of objects": Artefact(objects),
-        "npy header with a call": Artefact(_zip({"x.npy": _npy(_header(call, "(1,)"), b"\0" * 8)})),
-        "npy shape with a call": Artefact(_zip({"x.npy": _npy(_header("'<f8'", f"({call},)"), b"\0" * 8)})),
-        "gzip of a pickle": Artefact(gzip.compress(code, mtime=0)),
+        "npy header with a call": Artefact(_zip({"x.npy": _npy(_header(call, "(1,)"), eight)})),
+        "npy shape with a call": Artefact(_zip({"x.npy": _npy(_header("'<f8'", f"({call},)"), eight)})),
     }
 
 # %% ../../nbs/reproduce/04_hostile.ipynb #overlapping
@@ -90,7 +101,7 @@ def _overlapping(copies: int = 50, size: int = 10**6) -> bytes:
     tail[12:16] = len(entries).to_bytes(4, "little")
     return one[:start] + entries + bytes(tail)
 
-
+# %% ../../nbs/reproduce/04_hostile.ipynb #bombs
 def _encrypted() -> bytes:
     """Write an archive that claims to be encrypted."""
     data = bytearray(_zip({"x.npy": b"\0" * 16}))
@@ -99,8 +110,21 @@ def _encrypted() -> bytes:
     return bytes(data)
 
 
-def _oversized() -> dict[str, Artefact]:
-    """Collect files that state more than they hold, or unpack to more than they are."""
+def _bombs() -> dict[str, Artefact]:
+    """Collect files that unpack to more than they are, or not at all."""
+    zeros = b"\0" * 20_000_000
+    return {
+        "zip bomb": Artefact(_zip({"x.npy": zeros}, zipfile.ZIP_DEFLATED)),
+        "zip bomb, lzma": Artefact(_zip({"x.npy": zeros[:5_000_000]}, zipfile.ZIP_LZMA)),
+        "zip bomb, nested": Artefact(_zip({"x.npy": _zip({"x.npy": zeros}, zipfile.ZIP_DEFLATED)})),
+        "zip of overlapping members": Artefact(_overlapping()),
+        "zip that claims encryption": Artefact(_encrypted()),
+        "gzip bomb": Artefact(gzip.compress(zeros, mtime=0)),
+    }
+
+# %% ../../nbs/reproduce/04_hostile.ipynb #false-shapes
+def _false_shapes() -> dict[str, Artefact]:
+    """Collect arrays that state what they do not hold."""
     shapes = {
         "terabytes": f"({10**12},)",
         "negative": "(-1,)",
@@ -109,16 +133,33 @@ def _oversized() -> dict[str, Artefact]:
         "true": "(True,)",
     }
     npz = {f"npy shape: {k}": Artefact(_zip({"x.npy": _npy(_header("'<f8'", s))})) for k, s in shapes.items()}
-    zeros = b"\0" * 20_000_000
     return npz | {
-        "zip bomb": Artefact(_zip({"x.npy": zeros}, zipfile.ZIP_DEFLATED)),
-        "zip bomb, lzma": Artefact(_zip({"x.npy": zeros[:5_000_000]}, zipfile.ZIP_LZMA)),
-        "zip bomb, nested": Artefact(_zip({"x.npy": _zip({"x.npy": zeros}, zipfile.ZIP_DEFLATED)})),
-        "zip of overlapping members": Artefact(_overlapping()),
-        "zip that claims encryption": Artefact(_encrypted()),
-        "gzip bomb": Artefact(gzip.compress(zeros, mtime=0)),
         "npy of a later version": Artefact(_zip({"x.npy": _npy(_header("'<f8'", "(0,)"), version=b"\x09\x00")})),
         "npy header of brackets": Artefact(_zip({"x.npy": _npy("(" * 30_000)})),
+    }
+
+# %% ../../nbs/reproduce/04_hostile.ipynb #tables
+def _parquet(table: Any) -> bytes:
+    """Write a table with few, large pages."""
+    import pyarrow.parquet as pq
+
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd", row_group_size=10**9)
+    return sink.getvalue()
+
+
+def _tables(canary: Path) -> dict[str, Artefact]:
+    """Write a Parquet bomb, and one whose column type is a pickle."""
+    import pyarrow as pa
+
+    typed = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": _pickle(canary)}
+    column = pa.field("x", pa.int64(), metadata=typed)
+    pickled = pa.table([pa.array([1])], schema=pa.schema([column]))
+    return {
+        "parquet bomb": Artefact(_parquet(pa.table({"x": pa.nulls(2 * 10**8)}))),
+        "parquet with a pickled type": Artefact(_parquet(pickled), frozenset({"frame"})),
+        "parquet cut short": Artefact(_parquet(pickled)[:-20]),
+        "parquet magic only": Artefact(b"PAR1" + b"\xff" * 40 + b"PAR1"),
     }
 
 # %% ../../nbs/reproduce/04_hostile.ipynb #tensors
@@ -127,47 +168,25 @@ def _tensors(header: bytes, length: int | None = None) -> bytes:
     return (len(header) if length is None else length).to_bytes(8, "little") + header
 
 
-def _tables(canary: Path) -> dict[str, Artefact]:
-    """Write a Parquet bomb, and one whose column type is a pickle."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def write(table: pa.Table) -> bytes:
-        """Write a table with few, large pages."""
-        sink = io.BytesIO()
-        pq.write_table(table, sink, compression="zstd", row_group_size=10**9)
-        return sink.getvalue()
-
-    typed = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": _pickle(canary)}
-    column = pa.field("x", pa.int64(), metadata=typed)
-    pickled = pa.table([pa.array([1])], schema=pa.schema([column]))
-    return {
-        "parquet bomb": Artefact(write(pa.table({"x": pa.nulls(2 * 10**8)}))),
-        "parquet with a pickled type": Artefact(write(pickled), frozenset({"frame"})),
-        "parquet cut short": Artefact(write(pickled)[:-20]),
-        "parquet magic only": Artefact(b"PAR1" + b"\xff" * 40 + b"PAR1"),
-    }
+def _tensor_entry(shape: list[int], offsets: list[int]) -> bytes:
+    """Describe one tensor."""
+    return json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}).encode()
 
 
 def _weights() -> dict[str, Artefact]:
     """Write safetensors files whose headers lie."""
-
-    def entry(shape: list[int], offsets: list[int]) -> bytes:
-        """Describe one tensor."""
-        return json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": offsets}}).encode()
-
     return {
         "safetensors, endless header": Artefact(_tensors(b"{}", 2**63)),
-        "safetensors, beyond the end": Artefact(_tensors(entry([10**6], [0, 4 * 10**6]))),
-        "safetensors, overflowing shape": Artefact(_tensors(entry([2**40, 2**40], [0, 4])) + b"\0" * 4),
-        "safetensors, negative offsets": Artefact(_tensors(entry([1], [-4, 0]))),
+        "safetensors, beyond the end": Artefact(_tensors(_tensor_entry([10**6], [0, 4 * 10**6]))),
+        "safetensors, overflowing shape": Artefact(_tensors(_tensor_entry([2**40, 2**40], [0, 4])) + b"\0" * 4),
+        "safetensors, negative offsets": Artefact(_tensors(_tensor_entry([1], [-4, 0]))),
         "safetensors, brackets": Artefact(_tensors(b"[" * 100_000)),
     }
 
 # %% ../../nbs/reproduce/04_hostile.ipynb #texts
 def _texts(canary: Path) -> dict[str, Artefact]:
     """Write text that some loader somewhere would run."""
-    call, data = f"__import__('os').system('touch {canary}')", frozenset({"json"})
+    call, data = _call(canary), frozenset({"json"})
     script = {"cells": [{"cell_type": "code", "source": [f"!touch {canary}"]}], "nbformat": 4}
     bomb = '<!DOCTYPE z [<!ENTITY a "aaaa">' + "".join(f'<!ENTITY {c} "&a;&a;&a;">' for c in "bcdef") + "]><z>&f;</z>"
     return {
@@ -187,18 +206,17 @@ def _texts(canary: Path) -> dict[str, Artefact]:
         "no text at all": Artefact(bytes(range(256)) * 4),
     }
 
-
+# %% ../../nbs/reproduce/04_hostile.ipynb #slips
 def _slips() -> dict[str, Artefact]:
     """Write archives whose members are named to land elsewhere."""
     array = _npy(_header("'<f8'", "(1,)"), b"\0" * 8)
     names = ["../../evil.npy", "/tmp/evil.npy", "a/../../evil.npy", "..\\evil.npy", "x.npy/"]
     return {f"member named {name}": Artefact(_zip({name: array})) for name in names}
 
-# %% ../../nbs/reproduce/04_hostile.ipynb #handed-in
-def _handed_in(canary: Path) -> dict[str, Artefact]:
-    """Write submissions and dialogues that are no such thing."""
+# %% ../../nbs/reproduce/04_hostile.ipynb #submissions
+def _submissions(canary: Path) -> dict[str, Artefact]:
+    """Write submissions that are no such thing."""
     head, rows = "id,probability\n", "".join(f"{i},0.5\n" for i in range(600))
-    call = {"role": "tool", "content": {"__reduce__": ["os.system", f"touch {canary}"]}}
     texts = {
         "submission with formulas": f"{head}0,=cmd|'/C touch {canary}'!A0\n",
         "submission with an endless field": head + '0,"' + "9" * 900_000,
@@ -208,74 +226,102 @@ def _handed_in(canary: Path) -> dict[str, Artefact]:
         "submission with two headers": head + rows + head + rows,
         "submission with a column twice": "id,probability,probability\n0,0.5,0.5\n",
         "submission with an empty byte": head + rows[:-1] + "\0\n",
-        "dialogue that spells a call": json.dumps({"task": "t1", "messages": [call]}) + "\n",
-        "dialogue of brackets": '{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}\n",
-        "dialogue with half a character": '{"task": "\\ud800", "messages": []}\n',
     }
     made = {name: Artefact(text.encode()) for name, text in texts.items()}
-    for name in ("dialogue that spells a call", "dialogue with half a character"):
-        made[name] = Artefact(made[name].data, frozenset({"json"}))
     return made | {"submission in another encoding": Artefact((head + rows).encode("utf-16"))}
 
+
+def _dialogues(canary: Path) -> dict[str, Artefact]:
+    """Write dialogues that are no such thing."""
+    call = {"role": "tool", "content": {"__reduce__": ["os.system", f"touch {canary}"]}}
+    spelled = json.dumps({"task": "t1", "messages": [call]}) + "\n"
+    brackets = '{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}\n"
+    return {
+        "dialogue that spells a call": Artefact(spelled.encode(), frozenset({"json"})),
+        "dialogue of brackets": Artefact(brackets.encode()),
+        "dialogue with half a character": Artefact(b'{"task": "\\ud800", "messages": []}\n', frozenset({"json"})),
+    }
+
 # %% ../../nbs/reproduce/04_hostile.ipynb #records
-def _records(canary: Path) -> dict[str, Artefact]:
-    """Write records of the right form and of the wrong content."""
+def _task_records(canary: Path) -> dict[str, Any]:
+    """Write facts of tasks, and suites of them, with one value that lies."""
     from rl_oodkit.core.spec import to_dict
-    from rl_oodkit.mle.release import ReleaseSpec
     from rl_oodkit.mle.victim import victim_task
 
     facts, out = to_dict(victim_task(n=50).meta), "../../../../etc/passwd"
     entry = {"split": "test", "files": {out: "0" * 64}, "private": "0" * 64}
-    suite, spec = {"format": "rl-oodkit-suite-1"}, {"context": 2, "feedback": 1, "turns": 2}
-    card = {"format": "rl_oodkit/grammar-policy/1"}
-    call = f"__import__('os').system('touch {canary}')"
-    records = {
+    suite = {"format": "rl-oodkit-suite-1"}
+    return {
         "task whose files lie outside": facts | {"files": ["train.csv", "test.csv", out]},
         "task with another's name": facts | {"name": out},
         "task of a billion rows": facts | {"n_test": 10**9},
-        "task whose classes are no words": facts | {"classes": [{"__class__": call}, 1]},
+        "task whose classes are no words": facts | {"classes": [{"__class__": _call(canary)}, 1]},
         "suite of tasks outside": suite | {"tasks": {out: entry}},
         "suite of files outside": suite | {"tasks": {facts["name"]: entry}},
-        "suite whose tasks are a call": suite | {"tasks": call},
-        "release with a call": to_dict(ReleaseSpec()) | {"executor": call},
-        "release of negative sizes": to_dict(ReleaseSpec()) | {"sizes": {"train": -1, "test": call}},
+        "suite whose tasks are a call": suite | {"tasks": _call(canary)},
+    }
+
+# %% ../../nbs/reproduce/04_hostile.ipynb #releases
+def _other_records(canary: Path) -> dict[str, Any]:
+    """Write releases and cards of policies with one value that lies."""
+    from rl_oodkit.core.spec import to_dict
+    from rl_oodkit.mle.release import ReleaseSpec
+
+    release, call = to_dict(ReleaseSpec()), _call(canary)
+    card, spec = {"format": "rl_oodkit/grammar-policy/1"}, {"context": 2, "feedback": 1, "turns": 2}
+    return {
+        "release with a call": release | {"executor": call},
+        "release of negative sizes": release | {"sizes": {"train": -1, "test": call}},
         "card of a giant network": card | {"spec": spec | {"sizes": [10**9] * 9}},
         "card of another network": card | {"spec": spec | {"sizes": [2, 4]}},
         "card with a call": card | {"spec": {"__class__": call, "sizes": [2, 3]}},
     }
+
+
+def _records(canary: Path) -> dict[str, Artefact]:
+    """Write records of the right form and of the wrong content."""
+    records = _task_records(canary) | _other_records(canary)
     return {name: Artefact(json.dumps(x).encode(), frozenset({"json"})) for name, x in records.items()}
 
 # %% ../../nbs/reproduce/04_hostile.ipynb #archives
-def _archives(canary: Path) -> dict[str, Artefact]:
-    """Write arrays and tables that are sound as such, and not what they should hold."""
-    import pandas as pd
+def _npz(**arrays: np.ndarray) -> Artefact:
+    """Write an archive of plain arrays."""
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    return Artefact(buffer.getvalue(), frozenset({"arrays"}))
 
+
+def _answers(canary: Path) -> dict[str, Artefact]:
+    """Write archives of answers that are sound as such, and not what they should hold."""
     from rl_oodkit.mle.files import private_arrays
     from rl_oodkit.mle.victim import victim_task
-
-    def npz(**arrays: np.ndarray) -> Artefact:
-        """Write an archive of plain arrays."""
-        buffer = io.BytesIO()
-        np.savez(buffer, **arrays)
-        return Artefact(buffer.getvalue(), frozenset({"arrays"}))
-
-    def parquet(**columns: list[Any]) -> Artefact:
-        """Write a table."""
-        buffer = io.BytesIO()
-        pd.DataFrame(columns).to_parquet(buffer)
-        return Artefact(buffer.getvalue(), frozenset({"frame"}))
 
     good = private_arrays(victim_task(n=50))
     call = json.dumps({"dna": {"__reduce__": ["os.system", f"touch {canary}"]}})
     return {
-        "answers whose facts are a call": npz(**good | {"facts": np.array(call)}),
-        "answers beyond the classes": npz(**good | {"y": good["y"] + 7}),
-        "answers for fewer rows": npz(**{k: v[:9] if v.ndim else v for k, v in good.items()}),
-        "board of words": npz(**good | {"board_private": np.array(["1.0"] * len(good["board_private"]))}),
-        "candidates that are lists": parquet(task=[["t1"]], chosen=[[True]], split=[["test"]]),
-        "candidates without a record": parquet(task=["t1"], chosen=[True], split=["test"]),
-        "boards of words": parquet(task=["t1"], public=["nan"], private=["1"], seconds=["0"]),
-        "boards of nothing": parquet(task=[], public=[], private=[], seconds=[]),
+        "answers whose facts are a call": _npz(**good | {"facts": np.array(call)}),
+        "answers beyond the classes": _npz(**good | {"y": good["y"] + 7}),
+        "answers for fewer rows": _npz(**{k: v[:9] if v.ndim else v for k, v in good.items()}),
+        "board of words": _npz(**good | {"board_private": np.array(["1.0"] * len(good["board_private"]))}),
+    }
+
+# %% ../../nbs/reproduce/04_hostile.ipynb #tables-that-fit
+def _frame(**columns: list[Any]) -> Artefact:
+    """Write a table."""
+    import pandas as pd
+
+    buffer = io.BytesIO()
+    pd.DataFrame(columns).to_parquet(buffer)
+    return Artefact(buffer.getvalue(), frozenset({"frame"}))
+
+
+def _boards() -> dict[str, Artefact]:
+    """Write tables that are sound as such, and not what they should hold."""
+    return {
+        "candidates that are lists": _frame(task=[["t1"]], chosen=[[True]], split=[["test"]]),
+        "candidates without a record": _frame(task=["t1"], chosen=[True], split=["test"]),
+        "boards of words": _frame(task=["t1"], public=["nan"], private=["1"], seconds=["0"]),
+        "boards of nothing": _frame(task=[], public=[], private=[], seconds=[]),
     }
 
 # %% ../../nbs/reproduce/04_hostile.ipynb #learned
@@ -312,6 +358,7 @@ def artefacts(canary: Path) -> dict[str, Artefact]:
     >>> len(artefacts(Path("canary"))) >= 75
     True
     """
-    groups = (_disguised(canary), _oversized(), _tables(canary), _weights(), _texts(canary), _slips())
-    groups += (_handed_in(canary), _records(canary), _archives(canary), _learned())
+    groups = (_pickles(canary), _object_arrays(canary), _false_shapes(), _bombs(), _tables(canary), _weights())
+    groups += (_texts(canary), _slips(), _submissions(canary), _dialogues(canary), _records(canary))
+    groups += (_answers(canary), _boards(), _learned())
     return {name: artefact for group in groups for name, artefact in group.items()}

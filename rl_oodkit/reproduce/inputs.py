@@ -324,7 +324,7 @@ def _attempt(case: Case, parameter: str, value: Any) -> str:
         return f"{case.name}({parameter}={value!r:.40}): {type(error).__name__}: {str(error)[:60]}"
     return f"{case.name}({parameter}={value!r:.40}) was accepted"
 
-
+# %% ../../nbs/reproduce/14_inputs.ipynb #bad-inputs-all
 def bad_inputs() -> dict[str, Any]:
     """Call every function of the table with every wrong value.
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-# %% ../../nbs/reproduce/00_kernels.ipynb #kernel-class
+# %% ../../nbs/reproduce/00_kernels.ipynb #kernel-environment
 _KERNEL_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -29,7 +29,7 @@ _KERNEL_ENVIRONMENT = {
     "MPLBACKEND": "agg",
 }
 
-
+# %% ../../nbs/reproduce/00_kernels.ipynb #kernel-class
 def _kernel_class(sockets: Path, started: list[Any]) -> type:
     """Build a kernel manager class whose kernels talk through files in one private folder."""
     from jupyter_client import AsyncKernelManager
@@ -72,13 +72,13 @@ class _Relay(io.TextIOBase):
                 print(f"[{self.name}] {line.rstrip()}", file=sys.stderr, flush=True)
         return len(text)
 
-
+# %% ../../nbs/reproduce/00_kernels.ipynb #last-words
 def _last_words(log: Path) -> str:
     """Return the last line that a kernel's process printed, or an empty text."""
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
-
+# %% ../../nbs/reproduce/00_kernels.ipynb #papermill
 def _papermill(source: Path, target: Path, parameters: dict, timeout: float | None, started: list) -> None:
     """Execute one notebook in its own kernel, in the folder of its target."""
     import papermill
@@ -88,22 +88,27 @@ def _papermill(source: Path, target: Path, parameters: dict, timeout: float | No
     brace = str.maketrans({"{": "{{", "}": "}}"})  # papermill formats its paths
     try:
         papermill.execute_notebook(
-            str(source).translate(brace),
-            str(target).translate(brace),
-            parameters=parameters,
-            progress_bar=False,
-            kernel_name="python3",
-            execution_timeout=timeout,
-            kernel_manager_class=_kernel_class(sockets, started),
-            resources={"metadata": {"path": str(target.parent)}},
-            shutdown_kernel="immediate",
+            str(source).translate(brace), str(target).translate(brace), parameters=parameters, progress_bar=False,
+            kernel_name="python3", execution_timeout=timeout, kernel_manager_class=_kernel_class(sockets, started),
+            resources={"metadata": {"path": str(target.parent)}}, shutdown_kernel="immediate",
             stderr_file=_Relay(source.stem),
-        )
+        )  # fmt: skip
     except RuntimeError as error:
         error.add_note(_last_words(sockets / "kernel.log"))
         raise
     finally:
         shutil.rmtree(sockets, ignore_errors=True)
+
+# %% ../../nbs/reproduce/00_kernels.ipynb #end-loop
+def _end_loop() -> None:
+    """End what a dead kernel left waiting in this thread's event loop."""
+    with suppress(RuntimeError):
+        loop = asyncio.get_event_loop_policy().get_event_loop()
+        waiting = asyncio.all_tasks(loop)
+        for task in waiting:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*waiting, return_exceptions=True))
+        loop.close()
 
 # %% ../../nbs/reproduce/00_kernels.ipynb #in-thread
 def _in_thread(call: Callable[[], None], stop: Callable[[], None]) -> BaseException | None:
@@ -129,18 +134,7 @@ def _in_thread(call: Callable[[], None], stop: Callable[[], None]) -> BaseExcept
         raise
     return raised[0] if raised else None
 
-
-def _end_loop() -> None:
-    """End what a dead kernel left waiting in this thread's event loop."""
-    with suppress(RuntimeError):
-        loop = asyncio.get_event_loop_policy().get_event_loop()
-        waiting = asyncio.all_tasks(loop)
-        for task in waiting:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*waiting, return_exceptions=True))
-        loop.close()
-
-
+# %% ../../nbs/reproduce/00_kernels.ipynb #kill
 def _kill(started: Iterable[Any]) -> None:
     """Stop the kernels of these managers at once."""
     for manager in started:
@@ -184,7 +178,7 @@ def guilty_cell(executed: Path) -> str:
     at = (failed or begun)[-1]
     return f"cell {own[at].get('id', '?')} (number {at + 1})"
 
-
+# %% ../../nbs/reproduce/00_kernels.ipynb #reason
 def _reason(error: BaseException, timeout: float | None) -> str:
     """Say in one line why a notebook stopped."""
     kind = type(error).__name__
@@ -197,7 +191,7 @@ def _reason(error: BaseException, timeout: float | None) -> str:
         return f"{error.ename}: {error.evalue}".strip()
     return f"{kind}: {error}"
 
-# %% ../../nbs/reproduce/00_kernels.ipynb #run-kernel
+# %% ../../nbs/reproduce/00_kernels.ipynb #complete
 def _complete(executed: Path) -> bool:
     """Say whether papermill's own record shows a complete execution."""
     nb = json.loads(executed.read_text(encoding="utf-8"))
@@ -205,7 +199,7 @@ def _complete(executed: Path) -> bool:
     code = [c for c in nb["cells"] if c["cell_type"] == "code" and "".join(c["source"]).strip()]
     return bool(record.get("end_time")) and not record.get("exception") and all(c["execution_count"] for c in code)
 
-
+# %% ../../nbs/reproduce/00_kernels.ipynb #run-kernel
 def run_kernel(source: Path, target: Path, parameters: dict[str, Any], timeout: float | None = None) -> str:
     """Execute a notebook in a kernel of its own, in the folder of its target.
 

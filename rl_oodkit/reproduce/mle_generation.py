@@ -14,7 +14,7 @@ import pandas as pd
 from ..core.errors import check_integer
 from ..mle.orchestrator import Attempted, make_task
 from ..mle.pipeline import warm
-from ..mle.roles import GenerationContext
+from ..mle.screening import GenerationContext
 from ..mle.seeds import seed_dna
 
 # %% ../../nbs/reproduce/35b_mle_generation.ipynb #row-of-a-task

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..core.errors import ParameterError, UnknownIdError, check_integer
+from ..core.errors import ParameterError, UnknownIdError, check_integer, shown
 from ..core.runs import Group, RunSpec, RunStore
 from ..core.seeds import integer, stream
 from ..mle.arenas import Arena
@@ -88,9 +88,25 @@ def kind_of(name: str) -> Kind:
     >>> kind_of("grpo-sparse").reward
     'sparse'
     """
-    if name not in KINDS:
-        raise UnknownIdError(f"there is no kind of learner {name!r}", instead=f"Kinds are {', '.join(KINDS)}.")
+    if not isinstance(name, str) or name not in KINDS:
+        raise UnknownIdError(f"there is no kind of learner {shown(name)}", instead=f"Kinds are {', '.join(KINDS)}.")
     return KINDS[name]
+
+# %% ../../nbs/reproduce/30_mle_runs.ipynb #choices-2
+_LEAST = MappingProxyType({"train": 0, "val": 0, "size": 2} | dict.fromkeys(
+    ("iterations", "groups", "validate_every", "rollouts", "rounds"), 1))  # fmt: skip
+
+
+def _choices(x: Any, name: str) -> tuple[int, ...]:
+    """Return whole numbers to choose from, or raise."""
+    try:
+        found = tuple(check_integer(n, name, minimum=1) for n in x)
+    except TypeError:
+        advice = f"Give numbers to choose from, such as {name}=(16,)."
+        raise ParameterError(f"{name} is {shown(x)}", where="Sizes", instead=advice) from None
+    if not found:
+        raise ParameterError(f"there is nothing to choose {name} from", where="Sizes")
+    return found
 
 # %% ../../nbs/reproduce/30_mle_runs.ipynb #sizes
 @dataclass(frozen=True)
@@ -122,10 +138,8 @@ class Sizes:
 
     def __post_init__(self) -> None:
         for name in ("tries", "top", "epochs"):
-            object.__setattr__(self, name, tuple(check_integer(n, name, minimum=1) for n in getattr(self, name)))
-            if not getattr(self, name):
-                raise ParameterError(f"there is nothing to choose {name} from", where="Sizes")
-        for name, least in (("train", 0), ("val", 0), ("iterations", 1), ("rollouts", 1), ("rounds", 1)):
+            object.__setattr__(self, name, _choices(getattr(self, name), name))
+        for name, least in _LEAST.items():
             check_integer(getattr(self, name), name, minimum=least)
 
 # %% ../../nbs/reproduce/30_mle_runs.ipynb #mle-unit
@@ -156,6 +170,8 @@ def mle_unit(suite: str, kind: str, seed: int, sizes: Sizes = Sizes(), without: 
     ------
     UnknownIdError
         If there is no such kind.
+    ParameterError
+        If suite or family are no texts, or the sizes no `Sizes`.
 
     Examples
     --------
@@ -163,10 +179,16 @@ def mle_unit(suite: str, kind: str, seed: int, sizes: Sizes = Sizes(), without: 
     'grpo'
     """
     kind_of(kind)
+    if not isinstance(suite, str | Path):
+        advice = "Give toy, the name of a released suite, or a folder."
+        raise ParameterError(f"the suite is {shown(suite)}", where="mle_unit", instead=advice)
+    if not isinstance(sizes, Sizes) or not isinstance(without, str):
+        what = f"the sizes are {shown(sizes)}, and without is {shown(without)}"
+        raise ParameterError(what, where="mle_unit", instead='Such as Sizes(iterations=10), and "modality=image".')
     about = {"kind": kind, "without": without, "sizes": asdict(sizes)}
     return RunSpec(_TASK, about, seed, _VERSION, {"suite": suite_digest(suite)})
 
-
+# %% ../../nbs/reproduce/30_mle_runs.ipynb #sizes-of
 def sizes_of(unit: RunSpec) -> Sizes:
     """Return the sizes of a training.
 

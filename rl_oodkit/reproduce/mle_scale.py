@@ -26,7 +26,7 @@ from ..mle.orchestrator import make_task
 from ..mle.practitioner import population
 from ..mle.references import AnswerScorer
 from ..mle.release import Release
-from ..mle.roles import GenerationContext
+from ..mle.screening import GenerationContext
 from ..mle.tables import tables
 from ..mle.metrics import task_metric
 from ..stats.bootstrap import episode_weights, percentile_interval

@@ -34,7 +34,7 @@ def half_unit(printed: str) -> float:
     """
     return 0.5 * 10.0 ** int(Decimal(printed).as_tuple().exponent)
 
-
+# %% ../../nbs/reproduce/16_published.ipynb #deviation
 def deviation(ours: float, printed: str) -> float:
     """Return how far a number is from a printed one.
 
@@ -90,8 +90,8 @@ def agreement(ours: float | None, printed: str, *, slack: float = 0.0, aim: floa
         return "same digits" if error <= allowed else "same to rounding of inputs"
     return f"within {aim:g} %" if abs(deviation(ours, printed)) <= aim else "differs"
 
-# %% ../../nbs/reproduce/16_published.ipynb #constants
-_CONSTANTS = """
+# %% ../../nbs/reproduce/16_published.ipynb #vehicle-constants
+_VEHICLE_CONSTANTS = """
 plant|what|printed
 vehicle easy|action cost R|0.144
 vehicle easy|open-loop growth rho|1.001
@@ -109,7 +109,15 @@ vehicle insane|action cost R|0.4
 vehicle insane|open-loop growth rho|1.005
 vehicle insane|coercivity tau|0.02423
 vehicle insane|noise floor b|0.05504
-vehicle easy|optimal cost J* at the start of seed 20011|0.0280396
+"""
+
+
+def _read(text: str, sep: str) -> pd.DataFrame:
+    """Read a table whose entries stay texts."""
+    return pd.read_csv(io.StringIO(text), sep=sep, dtype=str)
+
+# %% ../../nbs/reproduce/16_published.ipynb #constants
+_OTHER_CONSTANTS = """vehicle easy|optimal cost J* at the start of seed 20011|0.0280396
 quadrotor|noise floor b|7.25274e-5
 quadrotor|value V at start 1|8.72988
 quadrotor|value V at start 2|19.13915
@@ -141,7 +149,7 @@ def plant_constants() -> pd.DataFrame:
     >>> plant_constants()["printed"].iloc[0]
     '0.144'
     """
-    return pd.read_csv(io.StringIO(_CONSTANTS), sep="|", dtype=str)
+    return _read(_VEHICLE_CONSTANTS + _OTHER_CONSTANTS, "|")
 
 # %% ../../nbs/reproduce/16_published.ipynb #quadrotor-starts
 _STARTS = """
@@ -205,8 +213,7 @@ def vehicle_learners() -> pd.DataFrame:
     >>> len(vehicle_learners())
     50
     """
-    wide = pd.read_csv(io.StringIO(_VEHICLES), sep=" ", dtype=str)
-    return wide.melt(["vehicles", "level"], var_name="algorithm", value_name="printed")
+    return _read(_VEHICLES, " ").melt(["vehicles", "level"], var_name="algorithm", value_name="printed")
 
 # %% ../../nbs/reproduce/16_published.ipynb #quadrotor-learners
 _QUADROTORS = """
@@ -235,30 +242,15 @@ def quadrotor_learners() -> pd.DataFrame:
     >>> quadrotor_learners()["policy"].nunique()
     7
     """
-    wide = pd.read_csv(io.StringIO(_QUADROTORS), sep=" ", dtype=str)
-    long = wide.melt("authority", var_name="policy", value_name="both")
+    long = _read(_QUADROTORS, " ").melt("authority", var_name="policy", value_name="both")
     return long.drop(columns="both").join(long["both"].str.split("/", expand=True).set_axis(["gap", "regret"], axis=1))
 
-# %% ../../nbs/reproduce/16_published.ipynb #stated
+# %% ../../nbs/reproduce/16_published.ipynb #stated-losses
 _SPOILT = """
 plant 1.02 1.1 1.3 0.98 0.9 0.7 0
 arm 0.0020 0.0465 0.343 0.0021 0.0597 0.755 139
 two-link 3.6e-4 8.6e-3 0.073 3.7e-4 0.010 0.122 -
 vehicle 1.1e-5 2.5e-4 2.0e-3 1.1e-5 3.0e-4 3.4e-3 0.56
-"""
-_SPREADS = """
-gain estimator mean sd
-1.1 plain -1.8e-4 0.0164
-1.1 crn 1.54e-4 9.1e-4
-1.1 advantage 1.478e-4 7.7e-5
-0.7 plain 1.50e-3 0.0204
-0.7 crn 2.00e-3 4.7e-3
-0.7 advantage 2.027e-3 1.26e-3
-"""
-_IDLE = """
-vehicles easy medium hard insane
-1 1.4 2.1 7.5 16.0
-2 0.8 1.4 5.8 13.3
 """
 
 
@@ -275,9 +267,19 @@ def stated_losses() -> pd.DataFrame:
     >>> len(stated_losses())
     20
     """
-    wide = pd.read_csv(io.StringIO(_SPOILT), sep=" ", dtype=str)
-    long = wide.melt("plant", var_name="gain", value_name="printed")
+    long = _read(_SPOILT, " ").melt("plant", var_name="gain", value_name="printed")
     return long[long["printed"] != "-"].sort_values("plant", kind="stable", ignore_index=True)
+
+# %% ../../nbs/reproduce/16_published.ipynb #stated-spreads
+_SPREADS = """
+gain estimator mean sd
+1.1 plain -1.8e-4 0.0164
+1.1 crn 1.54e-4 9.1e-4
+1.1 advantage 1.478e-4 7.7e-5
+0.7 plain 1.50e-3 0.0204
+0.7 crn 2.00e-3 4.7e-3
+0.7 advantage 2.027e-3 1.26e-3
+"""
 
 
 def stated_spreads() -> pd.DataFrame:
@@ -293,7 +295,14 @@ def stated_spreads() -> pd.DataFrame:
     >>> stated_spreads()["sd"].iloc[0]
     '0.0164'
     """
-    return pd.read_csv(io.StringIO(_SPREADS), sep=" ", dtype=str)
+    return _read(_SPREADS, " ")
+
+# %% ../../nbs/reproduce/16_published.ipynb #stated-idling
+_IDLE = """
+vehicles easy medium hard insane
+1 1.4 2.1 7.5 16.0
+2 0.8 1.4 5.8 13.3
+"""
 
 
 def stated_idling() -> pd.DataFrame:
@@ -309,5 +318,4 @@ def stated_idling() -> pd.DataFrame:
     >>> len(stated_idling())
     8
     """
-    wide = pd.read_csv(io.StringIO(_IDLE), sep=" ", dtype=str)
-    return wide.melt("vehicles", var_name="level", value_name="printed")
+    return _read(_IDLE, " ").melt("vehicles", var_name="level", value_name="printed")

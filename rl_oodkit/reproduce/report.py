@@ -57,7 +57,19 @@ class Section:
     folder: Path
     manifest: dict[str, Any]
 
+# %% ../../nbs/reproduce/02_report.ipynb #heading
+def _heading(folder: Path, name: str) -> tuple[str, str]:
+    """Take title and description from the first prose cell of the executed notebook."""
+    try:
+        cells = json.loads((folder / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError):
+        return name, ""
+    text = next(("".join(c["source"]) for c in cells if c["cell_type"] == "markdown"), "")
+    title = re.search(r"^# (.+)$", text, re.M)
+    about = re.search(r"^> (.+)$", text, re.M)
+    return (title[1] if title else name), (about[1] if about else "")
 
+# %% ../../nbs/reproduce/02_report.ipynb #read-section
 def read_section(folder: Path | str) -> Section:
     """Read a result folder for the report.
 
@@ -84,17 +96,14 @@ def read_section(folder: Path | str) -> Section:
     findings = tuple(load_json(folder / SUMMARY)["findings"])
     return Section(folder.name, title, about, findings, tuple(read_cards(folder)), folder, manifest)
 
-
-def _heading(folder: Path, name: str) -> tuple[str, str]:
-    """Take title and description from the first prose cell of the executed notebook."""
-    try:
-        cells = json.loads((folder / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
-    except (OSError, ValueError, KeyError):
-        return name, ""
-    text = next(("".join(c["source"]) for c in cells if c["cell_type"] == "markdown"), "")
-    title = re.search(r"^# (.+)$", text, re.M)
-    about = re.search(r"^> (.+)$", text, re.M)
-    return (title[1] if title else name), (about[1] if about else "")
+# %% ../../nbs/reproduce/02_report.ipynb #caption
+def _caption(card: Card) -> str:
+    """Write title, reading instructions and file names under a figure or table."""
+    files = ", ".join(card.files)
+    return (
+        f"<figcaption><b>{html.escape(card.title)}.</b> <span class=read>How to read it:</span> "
+        f"{html.escape(card.read)} <span class=files>{html.escape(files)}</span></figcaption>"
+    )
 
 # %% ../../nbs/reproduce/02_report.ipynb #figure-html
 def _figure_html(folder: Path, card: Card) -> str:
@@ -106,15 +115,7 @@ def _figure_html(folder: Path, card: Card) -> str:
     image = f'<img width="{width}" alt="{html.escape(card.title)}" src="data:image/png;base64,{data}">'
     return f"<figure>{image}{_caption(card)}</figure>"
 
-
-def _table_html(folder: Path, card: Card) -> str:
-    """Write a table into the page, with its reading instructions."""
-    source = next(name for name in card.files if name.endswith(".csv"))
-    frame = pd.read_csv(folder / source, keep_default_na=False, na_values=[""])
-    cells = frame.map(_shown).to_html(index=False, border=0, escape=True)
-    return f'<figure><div class="scroll">{cells}</div>{_caption(card)}</figure>'
-
-
+# %% ../../nbs/reproduce/02_report.ipynb #shown
 def _shown(value: Any) -> str:
     """Print a cell of a table; floats to at most four significant digits, short texts in one line."""
     if isinstance(value, float):
@@ -122,14 +123,13 @@ def _shown(value: Any) -> str:
     text = str(value) if value != "" else "–"
     return text.replace(" ", "\N{NO-BREAK SPACE}") if len(text) < 32 else text
 
-
-def _caption(card: Card) -> str:
-    """Write title, reading instructions and file names under a figure or table."""
-    files = ", ".join(card.files)
-    return (
-        f"<figcaption><b>{html.escape(card.title)}.</b> <span class=read>How to read it:</span> "
-        f"{html.escape(card.read)} <span class=files>{html.escape(files)}</span></figcaption>"
-    )
+# %% ../../nbs/reproduce/02_report.ipynb #table-html
+def _table_html(folder: Path, card: Card) -> str:
+    """Write a table into the page, with its reading instructions."""
+    source = next(name for name in card.files if name.endswith(".csv"))
+    frame = pd.read_csv(folder / source, keep_default_na=False, na_values=[""])
+    cells = frame.map(_shown).to_html(index=False, border=0, escape=True)
+    return f'<figure><div class="scroll">{cells}</div>{_caption(card)}</figure>'
 
 # %% ../../nbs/reproduce/02_report.ipynb #section-html
 def _section_html(section: Section) -> str:
@@ -143,30 +143,32 @@ def _section_html(section: Section) -> str:
     about = f"<p class=about>{html.escape(section.about)}</p>"
     return f"{head}{about}<h3>What came out</h3><ul>{found}</ul>{body}"
 
+# %% ../../nbs/reproduce/02_report.ipynb #provenance-rows
+def _provenance_row(section: Section) -> dict[str, Any]:
+    """Return where an experiment's numbers came from, as a row of a table."""
+    record = section.manifest
+    return {
+        "experiment": section.name,
+        "parameters": json.dumps(record["parameters"], ensure_ascii=False),
+        "inputs (sha256, 12 digits)": ", ".join(f"{k} {v[:12]}" for k, v in record["inputs"].items()),
+        "wall time (s)": record["wall_seconds"],
+        "finished (UTC)": record["finished"],
+    }
+
 # %% ../../nbs/reproduce/02_report.ipynb #provenance-html
 def _provenance_html(sections: Sequence[Section]) -> str:
     """Write parameters, digests, versions and times of all experiments."""
     whole = [s for s in sections if s.manifest]
-    rows = [
-        {
-            "experiment": s.name,
-            "parameters": json.dumps(s.manifest["parameters"], ensure_ascii=False),
-            "inputs (sha256, 12 digits)": ", ".join(f"{k} {v[:12]}" for k, v in s.manifest["inputs"].items()),
-            "wall time (s)": s.manifest["wall_seconds"],
-            "finished (UTC)": s.manifest["finished"],
-        }
-        for s in whole
-    ]
+    rows = pd.DataFrame([_provenance_row(section) for section in whole])
     versions = whole[0].manifest["versions"] if whole else {}
     software = pd.DataFrame({"what": list(versions), "version": [str(v) for v in versions.values()]})
     total = sum(s.manifest["wall_seconds"] for s in whole)
     tables = "".join(
-        f'<div class="scroll">{f.to_html(index=False, border=0, escape=True)}</div>'
-        for f in (pd.DataFrame(rows), software)
+        f'<div class="scroll">{f.to_html(index=False, border=0, escape=True)}</div>' for f in (rows, software)
     )
     return f'<h2 id="provenance">Provenance</h2><p>Wall time of all notebooks together: {total:.0f} s.</p>{tables}'
 
-# %% ../../nbs/reproduce/02_report.ipynb #build-report
+# %% ../../nbs/reproduce/02_report.ipynb #style
 _STYLE = """
 body{font:16px/1.55 Georgia,serif;color:#222;max-width:76rem;margin:2rem auto;padding:0 1rem}
 h1,h2,h3,nav,table,.files{font-family:system-ui,sans-serif}h2{margin-top:3rem;border-bottom:1px solid #ccc}
@@ -186,7 +188,19 @@ _HOW = (
     "and tables, each with a note on how to read it. Where every number came from stands at the end."
 )
 
+# %% ../../nbs/reproduce/02_report.ipynb #page
+def _page(title: str, sections: Sequence[Section]) -> str:
+    """Write the whole page."""
+    links = "".join(f'<a href="#{html.escape(s.name)}">{html.escape(s.title)}</a>' for s in sections)
+    body = "".join(_section_html(section) for section in sections)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>'
+        f"<h1>{html.escape(title)}</h1><nav>{links}<a href='#provenance'>Provenance</a></nav>"
+        f"<p>{_HOW}</p>{body}{_provenance_html(sections)}</body></html>\n"
+    )
 
+# %% ../../nbs/reproduce/02_report.ipynb #build-report
 def build_report(results: Path | str, names: Sequence[str], *, title: str, target: Path | str | None = None) -> Path:
     """Write one self-contained page from result folders.
 
@@ -214,17 +228,25 @@ def build_report(results: Path | str, names: Sequence[str], *, title: str, targe
     """
     results = Path(results)
     target = Path(target) if target is not None else results / "report.html"
-    sections = [read_section(results / name) for name in names]
-    links = "".join(f'<a href="#{html.escape(s.name)}">{html.escape(s.title)}</a>' for s in sections)
-    body = "".join(_section_html(section) for section in sections)
-    page = (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width,initial-scale=1"><style>{_STYLE}</style></head><body>'
-        f"<h1>{html.escape(title)}</h1><nav>{links}<a href='#provenance'>Provenance</a></nav>"
-        f"<p>{_HOW}</p>{body}{_provenance_html(sections)}</body></html>\n"
-    )
+    page = _page(title, [read_section(results / name) for name in names])
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(target, page.encode())
+    return target
+
+# %% ../../nbs/reproduce/02_report.ipynb #publish-one
+def _publish_one(source: Path, target: Path, profile: str, largest: int) -> Path:
+    """Publish one result folder."""
+    manifest = read_manifest(source)
+    if manifest is None:
+        raise StoreError(f"{source.name} has no whole results", where=str(source), instead="Run `rl-oodkit reproduce`.")
+    files = {n: e for n, e in manifest["files"].items() if not n.endswith(".ipynb") and e["bytes"] <= largest}
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    for name in files:
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / name, target / name)
+    left_out = sorted(set(manifest["files"]) - set(files))
+    save_json(target / MANIFEST, {**manifest, "profile": profile, "files": files, "left_out": left_out})
     return target
 
 # %% ../../nbs/reproduce/02_report.ipynb #publish
@@ -263,19 +285,3 @@ def publish(
     []
     """
     return [_publish_one(Path(results) / name, Path(target) / name, profile, largest) for name in names]
-
-
-def _publish_one(source: Path, target: Path, profile: str, largest: int) -> Path:
-    """Publish one result folder."""
-    manifest = read_manifest(source)
-    if manifest is None:
-        raise StoreError(f"{source.name} has no whole results", where=str(source), instead="Run `rl-oodkit reproduce`.")
-    files = {n: e for n, e in manifest["files"].items() if not n.endswith(".ipynb") and e["bytes"] <= largest}
-    shutil.rmtree(target, ignore_errors=True)
-    target.mkdir(parents=True)
-    for name in files:
-        (target / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, target / name)
-    left_out = sorted(set(manifest["files"]) - set(files))
-    save_json(target / MANIFEST, {**manifest, "profile": profile, "files": files, "left_out": left_out})
-    return target

@@ -80,25 +80,9 @@ class _Choice:
         """Return the names of the chosen experiments."""
         return [job.name for job in self.jobs]
 
-# %% ../../nbs/reproduce/09_session.ipynb #session
-@dataclass(frozen=True)
-class Session(_Choice):
-    """Run some experiments in one profile and report on them.
-
-    Parameters
-    ----------
-    profile : str
-        Named sizes.
-    names : tuple of str
-        Experiments or groups; the group ``demo`` when empty.
-    out : Path, optional
-        Folder for results; ``<runs>/reports/<profile>`` when left out.
-
-    Examples
-    --------
-    >>> Session("smoke", ("ood_policy",)).jobs[0].name
-    'ood_policy'
-    """
+# %% ../../nbs/reproduce/09_session.ipynb #planned
+class _Planned(_Choice):
+    """Say what a choice holds and what it would run."""
 
     def listing(self) -> str:
         """Return groups and experiments, with each one's parameters.
@@ -121,33 +105,9 @@ class Session(_Choice):
         lines = [f"{job.name}  {json.dumps(job.parameters)}" for job in self.jobs]
         return "\n".join([*lines, f"results: {self.folder}"])
 
-    def run(
-        self, executor: str = "local", workers: int = 2, *, force: bool = False, timeout: float | None = None,
-        tell: Callable[[str], Any] = print,
-    ) -> list[Outcome]:  # fmt: skip
-        """Run what is not done.
-
-        Parameters
-        ----------
-        executor : str
-            ``serial`` or ``local``.
-        workers : int
-            Notebooks side by side.
-        force : bool
-            Run even what is done.
-        timeout : float, optional
-            Longest time for one cell, in seconds.
-        tell : callable
-            Called with one line an experiment.
-
-        Returns
-        -------
-        list of Outcome
-        """
-        return run_notebooks(
-            self.jobs, self.folder, executor=make_executor(executor, workers), timeout=timeout, force=force,
-            tell=lambda outcome: tell(_line(outcome)),
-        )  # fmt: skip
+# %% ../../nbs/reproduce/09_session.ipynb #kept
+class _Kept(_Planned):
+    """Report, publish, and say where everything is."""
 
     def report(self) -> Path:
         """Write the report on the chosen experiments.
@@ -183,3 +143,51 @@ class Session(_Choice):
             Several lines that end with the report.
         """
         return _closing(self.folder, self._chosen, report)
+
+# %% ../../nbs/reproduce/09_session.ipynb #session
+@dataclass(frozen=True)
+class Session(_Kept):
+    """Run some experiments in one profile and report on them.
+
+    Parameters
+    ----------
+    profile : str
+        Named sizes.
+    names : tuple of str
+        Experiments or groups; the group ``demo`` when empty.
+    out : Path, optional
+        Folder for results; ``<runs>/reports/<profile>`` when left out.
+
+    Examples
+    --------
+    >>> Session("smoke", ("ood_policy",)).jobs[0].name
+    'ood_policy'
+    """
+
+    def run(
+        self, executor: str = "local", workers: int = 2, *, force: bool = False, timeout: float | None = None,
+        tell: Callable[[str], Any] = print,
+    ) -> list[Outcome]:  # fmt: skip
+        """Run what is not done.
+
+        Parameters
+        ----------
+        executor : str
+            ``serial`` or ``local``.
+        workers : int
+            Notebooks side by side.
+        force : bool
+            Run even what is done.
+        timeout : float, optional
+            Longest time for one cell, in seconds.
+        tell : callable
+            Called with one line an experiment.
+
+        Returns
+        -------
+        list of Outcome
+        """
+        return run_notebooks(
+            self.jobs, self.folder, executor=make_executor(executor, workers), timeout=timeout, force=force,
+            tell=lambda outcome: tell(_line(outcome)),
+        )  # fmt: skip

@@ -6,6 +6,7 @@
 __all__ = ['ArmStep', 'SingleArmStep', 'ExactArmStep', 'VehicleStep', 'SingleEnvStep', 'RolloutPair']
 
 # %% ../../nbs/reproduce/19_speed_envs.ipynb #speed-envs-imports
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from .timing import SpeedPair
 from ..training.checkpoint import load_policy
 from ..training.rollout import rollout
 
-# %% ../../nbs/reproduce/19_speed_envs.ipynb #plain-step
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #givens
 def _givens(n: int, i: int, j: int, angle: float) -> np.ndarray:
     """Return one plane rotation as a matrix."""
     G = np.eye(n)
@@ -31,7 +32,7 @@ def _givens(n: int, i: int, j: int, angle: float) -> np.ndarray:
     G[i, j], G[j, i] = -np.sin(angle), np.sin(angle)
     return G
 
-
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #roots
 def _symmetric_root(M: np.ndarray) -> np.ndarray:
     """Return the symmetric root of one matrix."""
     values, vectors = np.linalg.eigh(M)
@@ -44,7 +45,7 @@ def _ordered_cholesky(K: np.ndarray, order: list[int]) -> np.ndarray:
     L[places] = np.linalg.cholesky(K[places])
     return L
 
-
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #plain-step
 class _Plain:
     """Step one world by the formula; subclasses say what g and the rotations are."""
 
@@ -67,7 +68,7 @@ class _Plain:
             S = _givens(len(s), i, j, angle) @ S
         return self.factor(g) @ S @ self.root @ s + self.spec.authority * g @ a + w, s @ self.Q @ s + a @ self.R @ a
 
-# %% ../../nbs/reproduce/19_speed_envs.ipynb #plain-systems
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #plain-arm
 class _PlainArm(_Plain):
     """Know the arm's matrices."""
 
@@ -87,7 +88,14 @@ class _PlainArm(_Plain):
         ]
         return joints + [(i + 1, i + 3, 0.2 * swirl * p * np.tanh(s[i + 2] - s[i])) for i in range(0, len(s) - 2, 2)]
 
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #formula-of
+def _formula_of(fixture: Any, plain: type[_Plain]) -> _Plain:
+    """Return the formula of a certified environment's plant, unreached coordinates first."""
+    model, spec = fixture.problem.model, fixture.spec
+    order = [i for i in range(model.n) if i not in model.active] + model.active
+    return plain(spec, model.P, model.R, order, getattr(spec, "exact", False))
 
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #plain-vehicle
 class _PlainVehicle(_Plain):
     """Know the matrices of one vehicle."""
 
@@ -116,11 +124,40 @@ class Worlds(NamedTuple):
     actions: np.ndarray  # float64 of shape (m, B)
     noise: np.ndarray  # float64 of shape (n, B), zero where there is none
 
+
+def _draw_worlds(problem: Problem, rng: np.random.Generator, size: int) -> Worlds:
+    """Draw actions, noise and states, in this order."""
+    actions = 0.7 * problem.action_high[:, None] * rng.normal(size=(problem.m, size))
+    noise = np.zeros((problem.n, size))
+    noise[list(problem.model.noise.rows)] = problem.noise(rng, size)
+    return Worlds(problem.initial(rng, size), actions, noise)
+
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #many-steps
+class _ManySteps(SpeedPair):
+    """Count worlds, cut them, and compare what became of them."""
+
+    dtype: Any = np.float64
+
+    def units(self, inputs: Worlds) -> int:
+        """Return the number of worlds of arrays of shape (·, B)."""
+        return inputs.states.shape[1]
+
+    def part(self, inputs: Worlds) -> Worlds:
+        """Return the first 200 worlds, arrays of shape (·, 200)."""
+        return Worlds(*(x[:, :200] for x in inputs))
+
+    def equal(self, a: Any, b: Any) -> bool:
+        """Return whether states and costs agree to 50 roundings of their size."""
+        tolerance = 50 * float(np.finfo(self.dtype).eps)
+        return all(
+            bool(np.allclose(x, y, rtol=tolerance, atol=tolerance * np.abs(y).max())) for x, y in zip(a, b, strict=True)
+        )
+
 # %% ../../nbs/reproduce/19_speed_envs.ipynb #armstep
 @register(
     "speed", "arm-step", floor=150.0, unit="step", size=4096, summary="Six links, size = worlds, double precision."
 )
-class ArmStep(SpeedPair):
+class ArmStep(_ManySteps):
     """Step many arms and charge their costs; the reference does it by the formula, one by one.
 
     Examples
@@ -130,33 +167,18 @@ class ArmStep(SpeedPair):
     True
     """
 
-    dtype: Any = np.float64
     env_id, plain, params = "rl_oodkit/Arm-v1", _PlainArm, {}
 
     def __init__(self) -> None:
-        fixture = of(self.env_id, **self.params)
-        problem: Any = fixture.problem
-        self.problem: Problem = problem.with_dtype(self.dtype)
-        model, spec, reached = problem.model, fixture.spec, problem.model.active
-        order = [i for i in range(model.n) if i not in reached] + reached
-        self.formula = self.plain(spec, model.P, model.R, order, getattr(spec, "exact", False))
-        self.noisy = list(model.noise.rows)
+        fixture: Any = of(self.env_id, **self.params)
+        self.problem: Problem = fixture.problem.with_dtype(self.dtype)
+        self.formula = _formula_of(fixture, self.plain)
+        self.noisy = list(fixture.problem.model.noise.rows)
 
     def setup(self, size: int) -> Worlds:
         """Return `size` worlds as arrays of shape (·, size)."""
-        problem, rng = self.problem, stream(0, "speed", self.env_id)
-        actions = 0.7 * problem.action_high[:, None] * rng.normal(size=(problem.m, size))
-        noise = np.zeros((problem.n, size))
-        noise[self.noisy] = problem.noise(rng, size)
-        return Worlds(*(x.astype(self.dtype) for x in (problem.initial(rng, size), actions, noise)))
-
-    def units(self, inputs: Worlds) -> int:
-        """Return the number of worlds of arrays of shape (·, B)."""
-        return inputs.states.shape[1]
-
-    def part(self, inputs: Worlds) -> Worlds:
-        """Return the first 200 worlds, arrays of shape (·, 200)."""
-        return Worlds(*(x[:, :200] for x in inputs))
+        drawn = _draw_worlds(self.problem, stream(0, "speed", self.env_id), size)
+        return Worlds(*(x.astype(self.dtype) for x in drawn))
 
     def ours(self, inputs: Worlds) -> tuple[np.ndarray, np.ndarray]:
         """Return next states (n, B) and costs (B,) of worlds with arrays of shape (·, B)."""
@@ -169,14 +191,7 @@ class ArmStep(SpeedPair):
         states, costs = zip(*found, strict=True)
         return np.array(states).T, np.array(costs)
 
-    def equal(self, a: Any, b: Any) -> bool:
-        """Return whether states and costs agree to 50 roundings of their size."""
-        tolerance = 50 * float(np.finfo(self.dtype).eps)
-        return all(
-            bool(np.allclose(x, y, rtol=tolerance, atol=tolerance * np.abs(y).max())) for x, y in zip(a, b, strict=True)
-        )
-
-# %% ../../nbs/reproduce/19_speed_envs.ipynb #singlearmstep
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #armvariants
 @register("speed", "arm-step-float32", floor=400.0, unit="step", size=4096, summary="The same in single precision.")
 class SingleArmStep(ArmStep):
     """Step many arms in single precision, as rollouts may; the reference stays in double.
@@ -204,7 +219,7 @@ class ExactArmStep(ArmStep):
 
     params = {"exact": True}
 
-
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #vehiclestep
 @register("speed", "vehicle-step", floor=150.0, unit="step", size=4096, summary="One vehicle a world; H is constant.")
 class VehicleStep(ArmStep):
     """Step many vehicles; the reference computes their constant factor once.
@@ -218,10 +233,39 @@ class VehicleStep(ArmStep):
 
     env_id, plain = "rl_oodkit/Vehicle-v1", _PlainVehicle
 
-# %% ../../nbs/reproduce/19_speed_envs.ipynb #single-env
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #noise-of
+def _noise_of(env: CertifiedEnv, steps: int) -> np.ndarray:
+    """Return the noise (q, steps) of the first episode of seed 0, drawn as the environment draws it."""
+    problem, rng = env.plant.problem, episode_stream(0, 0)
+    problem.initial(rng, 1)
+    return problem.noise(rng, steps)
+
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #episodes
+def _fly(env: CertifiedEnv, actions: np.ndarray) -> np.ndarray:
+    """Return the rewards (steps,) of the first episode of seed 0 with actions of shape (m, steps)."""
+    env.reset(seed=0)
+    step = env.step
+    return np.array([step(a)[1] for a in np.ascontiguousarray(actions.T)])
+
+
+def _walk(formula: _Plain, s: np.ndarray, actions: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    """Return the rewards (steps,) of the formula from a state (n,)."""
+    rewards = []
+    for a, w in zip(actions.T, noise.T, strict=True):
+        s, cost = formula.step(s, a, w)
+        rewards.append(-cost)
+    return np.array(rewards)
+
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #agreement
 _AGREEMENT = ((slice(0, 50), 1e-9), (slice(50, None), 1e-3))  # steps, tolerance in units of the largest reward
 
 
+def _rewards_agree(a: np.ndarray, b: np.ndarray) -> bool:
+    """Return whether the rewards of two episodes agree as far as rounding errors let them."""
+    size = np.abs(b).max()
+    return all(bool(np.allclose(a[k], b[k], rtol=0, atol=tol * size)) for k, tol in _AGREEMENT)
+
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #single-env
 class SingleEnvStep(SpeedPair):
     """Step one environment of Gymnasium's kind; the reference is the formula, without an environment around it.
 
@@ -250,44 +294,51 @@ class SingleEnvStep(SpeedPair):
 
     def ours(self, inputs: Worlds) -> np.ndarray:
         """Return the rewards (steps,) of an episode with actions of shape (m, steps)."""
-        self.env.reset(seed=0)
-        step = self.env.step
-        return np.array([step(a)[1] for a in np.ascontiguousarray(inputs.actions.T)])
+        return _fly(self.env, inputs.actions)
 
     def reference(self, inputs: Worlds) -> np.ndarray:
         """Return the rewards (steps,) of an episode with actions of shape (m, steps)."""
-        s, rewards = inputs.states[:, 0], []
-        for a, w in zip(inputs.actions.T, inputs.noise.T, strict=True):
-            s, cost = self.arm.formula.step(s, a, w)
-            rewards.append(-cost)
-        return np.array(rewards)
+        return _walk(self.arm.formula, inputs.states[:, 0], inputs.actions, inputs.noise)
 
     def equal(self, a: Any, b: Any) -> bool:
         """Return whether the rewards agree to 1e-9, after 50 steps to 1e-3: the arm multiplies rounding errors."""
-        size = np.abs(b).max()
-        return all(bool(np.allclose(a[k], b[k], rtol=0, atol=tol * size)) for k, tol in _AGREEMENT)
+        return _rewards_agree(a, b)
 
-
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #single-env-listed
 if find_spec("numba"):
     register("speed", "single-env-step", floor=15.0, unit="step", size=256, summary="One environment, compiled step.")(
         SingleEnvStep
     )
 
-# %% ../../nbs/reproduce/19_speed_envs.ipynb #noise-of
-def _noise_of(env: CertifiedEnv, steps: int) -> np.ndarray:
-    """Return the noise (q, steps) of the first episode of seed 0, drawn as the environment draws it."""
-    problem, rng = env.plant.problem, episode_stream(0, 0)
-    problem.initial(rng, 1)
-    return problem.noise(rng, steps)
+# %% ../../nbs/reproduce/19_speed_envs.ipynb #replay
+def _lander() -> gym.Env:
+    """Make a LunarLander without the checking wrapper."""
+    return gym.make("LunarLander-v3", disable_env_checker=True)
+
+
+def _turn(env: gym.Env, actions: Iterator[int], kept: list[float]) -> bool:
+    """Take the next action and keep its reward; close the environment and say so when there is none."""
+    action = next(actions, None)
+    if action is None:
+        env.close()
+        return False
+    kept.append(float(env.step(action)[1]))
+    return True
+
+
+def _replay(seeds: Sequence[int], actions: Sequence[list[int]]) -> list[list[float]]:
+    """Return the rewards of each episode, one step of each in turn."""
+    rewards: list[list[float]] = [[] for _ in seeds]
+    live = [(_lander(), iter(each), r) for each, r in zip(actions, rewards, strict=True)]
+    for (env, _, _), seed in zip(live, seeds, strict=True):
+        env.reset(seed=seed)
+    while live:
+        live = [world for world in live if _turn(*world)]
+    return rewards
 
 # %% ../../nbs/reproduce/19_speed_envs.ipynb #rolloutpair
 @register(
-    "speed",
-    "rollout",
-    floor=0.8,
-    unit="step",
-    size=64,
-    summary="LunarLander with the shipped policy; size = episodes.",
+    "speed", "rollout", floor=0.8, unit="step", size=64, summary="LunarLander with the shipped policy; size = episodes."
 )
 class RolloutPair(SpeedPair):
     """Roll out the shipped policy; the reference replays its actions in Gymnasium's bare environments.
@@ -324,28 +375,8 @@ class RolloutPair(SpeedPair):
 
     def reference(self, inputs: tuple[int, ...]) -> np.ndarray:
         """Return the rewards of all episodes, float32 of shape (N,)."""
-        rewards: list[list[float]] = [[] for _ in inputs]
-        live = [(_lander(), iter(actions), r) for actions, r in zip(self.actions(inputs), rewards, strict=True)]
-        for (env, _, _), seed in zip(live, inputs, strict=True):
-            env.reset(seed=seed)
-        while live:
-            still = []
-            for world in live:
-                env, actions, kept = world
-                action = next(actions, None)
-                if action is None:
-                    env.close()
-                    continue
-                kept.append(env.step(action)[1])
-                still.append(world)
-            live = still
-        return np.concatenate([np.array(r, np.float32) for r in rewards])
+        return np.concatenate([np.array(r, np.float32) for r in _replay(inputs, self.actions(inputs))])
 
     def equal(self, a: Any, b: Any) -> bool:
         """Return whether all rewards are equal."""
         return bool(np.array_equal(a, b))
-
-
-def _lander() -> gym.Env:
-    """Make a LunarLander without the checking wrapper."""
-    return gym.make("LunarLander-v3", disable_env_checker=True)

@@ -19,9 +19,9 @@ from ..envs.vector import CertifiedVectorEnv
 from .speed_training import PPOTraining
 from .timing import SpeedPair
 
-# %% ../../nbs/reproduce/24_speed_sme.ipynb #plain-world
-class _PlainWorld:
-    """Step one synthetic world by the formulas."""
+# %% ../../nbs/reproduce/24_speed_sme.ipynb #plain-target
+class _PlainTarget:
+    """Know the optimal action of one synthetic world."""
 
     def __init__(self, spec: SMESpec) -> None:
         world = sme(spec).problem.instance
@@ -35,6 +35,10 @@ class _PlainWorld:
         share = [np.interp(abs(v), at, height) for v, at, height in zip(z, self.knots, self.shares, strict=True)]
         return 0.5 + 0.5 * np.sign(z) * np.array(share)
 
+# %% ../../nbs/reproduce/24_speed_sme.ipynb #plain-world
+class _PlainWorld(_PlainTarget):
+    """Step one synthetic world by the formulas."""
+
     def step(self, x: np.ndarray, t: int, c: float, a: np.ndarray) -> tuple[np.ndarray, int, float, float, np.ndarray]:
         """Return the next point, steps done, what is pending, what is paid, and the observation."""
         spec, a = self.spec, np.clip(a, 0.0, 1.0)
@@ -46,7 +50,7 @@ class _PlainWorld:
         x = 1 - np.abs(1 - 2 * (u - np.floor(u)))
         return x, t, c, paid, np.concatenate([x, [t / spec.horizon, c / spec.reward_every]])
 
-# %% ../../nbs/reproduce/24_speed_sme.ipynb #smestep
+# %% ../../nbs/reproduce/24_speed_sme.ipynb #flight
 _STEPS = 8
 
 
@@ -62,9 +66,46 @@ class Flight(NamedTuple):
     states: np.ndarray  # float64 of shape (B, n), where the worlds start
     actions: np.ndarray  # float64 of shape (steps, B, m)
 
+# %% ../../nbs/reproduce/24_speed_sme.ipynb #plain-flight
+def _fly_plainly(plain: _PlainWorld, flight: Flight) -> tuple[np.ndarray, np.ndarray]:
+    """Return last observations (B, o) and payments (steps, B), one world after the other."""
+    seen, paid = [], np.empty(flight.actions.shape[:2])
+    cube = len(plain.drift)
+    for i, state in enumerate(flight.states):
+        x, t, c = state[:cube], 0, 0.0
+        for k, a in enumerate(flight.actions[:, i]):
+            x, t, c, paid[k, i], observation = plain.step(x, t, c, a)
+        seen.append(observation)
+    return np.array(seen), paid
 
+# %% ../../nbs/reproduce/24_speed_sme.ipynb #our-flight
+def _fly(envs: CertifiedVectorEnv, flight: Flight) -> tuple[np.ndarray, np.ndarray]:
+    """Return last observations (B, o) and payments (steps, B) of the vector environment."""
+    core = core_of(envs)
+    core.states = np.ascontiguousarray(flight.states.T)
+    core.clock[:] = 0
+    steps = [envs.step(actions)[:2] for actions in flight.actions]
+    return steps[-1][0], np.array([reward for _, reward in steps])
+
+# %% ../../nbs/reproduce/24_speed_sme.ipynb #many-flights
+class _ManyFlights(SpeedPair):
+    """Count world-steps, cut flights, and compare what became of them."""
+
+    def units(self, inputs: Flight) -> int:
+        """Return the number of world-steps; actions have shape (steps, B, m)."""
+        return inputs.actions.shape[0] * inputs.actions.shape[1]
+
+    def part(self, inputs: Flight) -> Flight:
+        """Return the first 50 worlds, arrays of shape (50, n) and (steps, 50, m)."""
+        return Flight(inputs.states[:50], np.ascontiguousarray(inputs.actions[:, :50]))
+
+    def equal(self, a: Any, b: Any) -> bool:
+        """Return whether observations and payments agree to 1e-12; the fold doubles rounding errors at each step."""
+        return all(bool(np.allclose(x, y, rtol=0, atol=1e-12)) for x, y in zip(a, b, strict=True))
+
+# %% ../../nbs/reproduce/24_speed_sme.ipynb #smestep
 @register("speed", "sme-step", floor=200.0, unit="step", size=4096, summary="Synthetic worlds, vector environment.")
-class SMEStep(SpeedPair):
+class SMEStep(_ManyFlights):
     """Step many synthetic worlds; the reference steps them by the formulas, one by one.
 
     Examples
@@ -91,37 +132,13 @@ class SMEStep(SpeedPair):
         states = np.ascontiguousarray(problem.initial(rng, size).T)
         return Flight(states, rng.random((_STEPS, size, problem.m)))
 
-    def units(self, inputs: Flight) -> int:
-        """Return the number of world-steps; actions have shape (steps, B, m)."""
-        return inputs.actions.shape[0] * inputs.actions.shape[1]
-
-    def part(self, inputs: Flight) -> Flight:
-        """Return the first 50 worlds, arrays of shape (50, n) and (steps, 50, m)."""
-        return Flight(inputs.states[:50], np.ascontiguousarray(inputs.actions[:, :50]))
-
     def ours(self, inputs: Flight) -> tuple[np.ndarray, np.ndarray]:
         """Return last observations (B, o) and payments (steps, B) of worlds with states of shape (B, n)."""
-        envs = self.world(len(inputs.states))
-        core = core_of(envs)
-        core.states = np.ascontiguousarray(inputs.states.T)
-        core.clock[:] = 0
-        steps = [envs.step(actions)[:2] for actions in inputs.actions]
-        return steps[-1][0], np.array([reward for _, reward in steps])
+        return _fly(self.world(len(inputs.states)), inputs)
 
     def reference(self, inputs: Flight) -> tuple[np.ndarray, np.ndarray]:
         """Return last observations (B, o) and payments (steps, B) of worlds of shape (B, n), one after the other."""
-        seen, paid = [], np.empty(inputs.actions.shape[:2])
-        cube = len(self.plain.drift)
-        for i, state in enumerate(inputs.states):
-            x, t, c = state[:cube], 0, 0.0
-            for k, a in enumerate(inputs.actions[:, i]):
-                x, t, c, paid[k, i], observation = self.plain.step(x, t, c, a)
-            seen.append(observation)
-        return np.array(seen), paid
-
-    def equal(self, a: Any, b: Any) -> bool:
-        """Return whether observations and payments agree to 1e-12; the fold doubles rounding errors at each step."""
-        return all(bool(np.allclose(x, y, rtol=0, atol=1e-12)) for x, y in zip(a, b, strict=True))
+        return _fly_plainly(self.plain, inputs)
 
 # %% ../../nbs/reproduce/24_speed_sme.ipynb #smetraining
 @register("speed", "ppo-sme", floor=10.0, unit="environment step", size=16_384, summary="PPO in synthetic worlds.")

@@ -68,7 +68,7 @@ DEATHS = {
     "fills the disk": "with open('/dev/full', 'w') as f:\n    f.write('x' * 9999)",
 }
 
-
+# %% ../../nbs/reproduce/15_trials.ipynb #dying-notebook
 def _dying_notebook(folder: Path, death: str) -> Path:
     """Write a notebook whose third cell is deadly."""
     import nbformat
@@ -82,7 +82,7 @@ def _dying_notebook(folder: Path, death: str) -> Path:
     nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": kernel}), path)
     return path
 
-
+# %% ../../nbs/reproduce/15_trials.ipynb #dies-well
 def _dies_well(death: str) -> bool:
     """Say whether a dying notebook leaves nothing but itself, and is named with its cell."""
     folder = Path(tempfile.mkdtemp())
@@ -95,7 +95,7 @@ def _dies_well(death: str) -> bool:
         shutil.rmtree(folder, ignore_errors=True)
     return False
 
-
+# %% ../../nbs/reproduce/15_trials.ipynb #notebook-deaths
 def notebook_deaths(repeats: int = 1, deaths: Iterable[str] = DEATHS) -> dict[str, Any]:
     """Let notebooks die and look at what they leave.
 
@@ -121,7 +121,7 @@ def notebook_deaths(repeats: int = 1, deaths: Iterable[str] = DEATHS) -> dict[st
     detail = f"notebooks, each of which {', '.join(deaths)}" + (f"; not so: {', '.join(bad[:3])}" if bad else "")
     return {"ran": repeats * len(deaths), "failed": len(bad), "detail": detail}
 
-# %% ../../nbs/reproduce/15_trials.ipynb #contracts
+# %% ../../nbs/reproduce/15_trials.ipynb #scorer-contracts
 def scorer_contracts(scorers: Sequence[str]) -> dict[str, Any]:
     """Put scorers through scikit-learn's estimator checks.
 
@@ -153,7 +153,7 @@ def scorer_contracts(scorers: Sequence[str]) -> dict[str, Any]:
     detail = f"scikit-learn's checks of {len(scorers)} scorers, {skipped} do not apply; no exceptions allowed"
     return {"ran": ran, "failed": len(bad), "detail": "; ".join([detail, *bad[:3]])}
 
-
+# %% ../../nbs/reproduce/15_trials.ipynb #detector-contracts
 def detector_contracts(detectors: Sequence[str]) -> dict[str, Any]:
     """Put detectors through the laws of their contract.
 
@@ -187,7 +187,7 @@ class _Canary(Detector):
         """Read the field, whatever its shape, as one number a step."""
         return np.asarray(getattr(view, self.field), float)[: view.n_steps].reshape(view.n_steps, -1)[:, 0]
 
-
+# %% ../../nbs/reproduce/15_trials.ipynb #refused
 def _refused(call: Callable[[], Any], error: type[Exception], what: str) -> None:
     """Raise unless a call raises the right error."""
     try:
@@ -196,7 +196,7 @@ def _refused(call: Callable[[], Any], error: type[Exception], what: str) -> None
         return
     raise AssertionError(f"{what} was not refused")
 
-
+# %% ../../nbs/reproduce/15_trials.ipynb #leaks
 def leaks(detectors: Sequence[str]) -> dict[str, Any]:
     """Offer labels to detectors, and let canaries take them.
 
@@ -228,6 +228,14 @@ def leaks(detectors: Sequence[str]) -> dict[str, Any]:
         calls[f"canary {field}"] = lambda c=canary, f=field: _refused(c, UndeclaredFieldError, f"reading {f}")
     return count_trials(calls, f"{len(detectors)} detectors offered disturbed episodes, and canaries")
 
+# %% ../../nbs/reproduce/15_trials.ipynb #null-score
+def _null_score(cal: np.ndarray, test: np.ndarray, divisions: int) -> tuple[float, float]:
+    """Return how many standard errors the mean area is from one half, and the p-value of the false alarms."""
+    everywhere, half = np.zeros(len(test), int), len(test) // 2
+    areas = null_intervals(test, everywhere, half, divisions, 2, 0).query("interval == 'delong'")["auroc"]
+    z = max(0.0, abs(areas.mean() - 0.5) - 1e-12) / max(areas.std(ddof=1) / np.sqrt(divisions), 1e-300)
+    return z, false_alarm_row(cal, test, per_episode_threshold(cal, 0.05), 0.05)["p"]
+
 # %% ../../nbs/reproduce/15_trials.ipynb #null-trials
 def null_trials(scores: Mapping[str, tuple[np.ndarray, np.ndarray]], divisions: int = 200) -> dict[str, Any]:
     """Hold detectors to the null: mean area one half, and the false-alarm rate they were told.
@@ -250,17 +258,14 @@ def null_trials(scores: Mapping[str, tuple[np.ndarray, np.ndarray]], divisions: 
     >>> null_trials({"noise": tuple(noise)}, divisions=10)["failed"]
     0
     """
-    bad, p_values, z = [], [], []
-    for cal, test in scores.values():
-        everywhere, half = np.zeros(len(test), int), len(test) // 2
-        areas = null_intervals(test, everywhere, half, divisions, 2, 0).query("interval == 'delong'")["auroc"]
-        z.append(max(0.0, abs(areas.mean() - 0.5) - 1e-12) / max(areas.std(ddof=1) / np.sqrt(divisions), 1e-300))
-        p_values.append(false_alarm_row(cal, test, per_episode_threshold(cal, 0.05), 0.05)["p"])
-    for name, p in zip(scores, holm(2 * ndtr(-np.array(z))), strict=True):
-        if p < 2 * ndtr(-3):
-            bad.append(f"{name}: the mean area is not one half, p = {p:.1e}")
-    adjusted = holm(np.array(p_values))
-    bad += [f"{name}: false alarms, p = {p:.3f}" for name, p in zip(scores, adjusted, strict=True) if p < 0.05]
+    z, alarms = zip(*(_null_score(cal, test, divisions) for cal, test in scores.values()), strict=True)
+    of_areas, of_alarms = holm(2 * ndtr(-np.array(z))), holm(np.array(alarms))
+    bad = [
+        f"{name}: the mean area is not one half, p = {p:.1e}"
+        for name, p in zip(scores, of_areas, strict=True)
+        if p < 2 * ndtr(-3)
+    ]
+    bad += [f"{name}: false alarms, p = {p:.3f}" for name, p in zip(scores, of_alarms, strict=True) if p < 0.05]
     worst = f"largest |z| of a mean area {max(z):.1f}"
     detail = f"{len(scores)} detectors, {divisions} divisions each, {worst}, and their false alarms (Holm)"
     return {"ran": len(scores) * (divisions + 1), "failed": len(bad), "detail": "; ".join([detail, *bad[:3]])}

@@ -167,6 +167,9 @@ def _learn(run: _Training, resume: bool, progress: bool) -> None:
     _measure(run)
 
 # %% ../../nbs/training/16_continuous.ipynb #worlds-frame
+TEST_EPISODES = 256  # worlds of the final measurement, unless told otherwise
+
+
 def _worlds_frame(found: Evaluation) -> pd.DataFrame:
     """Return one row a test world."""
     columns = ("gap", "gap_half", "cost", "tail", "start_value", "error", "error_m", "clipped", "failed")
@@ -181,8 +184,8 @@ def _versions() -> dict[str, str]:
     return {"python": python_version()} | {n: version(n) for n in ("stable_baselines3", "torch", "numpy")}
 
 
-def _finish(run: _Training, episodes: int) -> None:
-    """Judge the last policy in the test worlds, and write curve, table, weights and card."""
+def _finish(run: _Training, episodes: int) -> dict[str, Any]:
+    """Judge the last policy in the test worlds, write curve, table, weights and card, and return the card."""
     policy = run.policy()
     found = judge(run.task.fixture, policy, "test", episodes)
     curve = pd.DataFrame(run.curve)
@@ -193,6 +196,7 @@ def _finish(run: _Training, episodes: int) -> None:
     save_critic(run.folder, trained_critic(critic_of(run.model), run.task.fixture, run.recipe.algorithm), {})
     save_actor(run.folder, policy, card | {"updates_per_step": getattr(run.recipe, "updates_per_step", None)})
     remove_bundles(run.folder)
+    return load_actor_card(run.folder / f"{run.recipe.algorithm}.json")
 
 # %% ../../nbs/training/16_continuous.ipynb #prepared
 def _checked(recipe: Recipe, steps: int | None, folder: str | Path) -> tuple[Recipe, Path]:
@@ -202,6 +206,13 @@ def _checked(recipe: Recipe, steps: int | None, folder: str | Path) -> tuple[Rec
     return recipe if steps is None else replace(recipe, total_steps=steps), Path(folder)
 
 
+def _placed(recipe: Recipe, task: Task, seed: int, folder: Path, board: str | Path | None, points: bool) -> _Training:
+    """Return a training with an untrained learner, in a place that can hold it."""
+    if folder.exists() and not folder.is_dir():
+        raise StoreError(f"{folder} is not a folder", where="train", instead="Name a folder for the training.")
+    return _Training(recipe, task, seed, folder, make_learner(recipe, task, seed, board), keep_points=points)
+
+# %% ../../nbs/training/16_continuous.ipynb #finished
 def _finished(run: _Training, episodes: int) -> dict[str, Any] | None:
     """Return the card of a training that is done already, and measured in so many worlds."""
     path = run.folder / f"{run.recipe.algorithm}.json"
@@ -212,9 +223,6 @@ def _finished(run: _Training, episodes: int) -> dict[str, Any] | None:
     return card if card["episodes"] == episodes else None
 
 # %% ../../nbs/training/16_continuous.ipynb #train
-TEST_EPISODES = 256
-
-
 def train(
     recipe: Recipe, env_id: str | None = None, params: Mapping[str, Any] | None = None, seed: int = 0,
     steps: int | None = None, folder: str | Path = ".", *, fixture: Fixture | None = None,
@@ -227,25 +235,18 @@ def train(
     ----------
     recipe : Recipe
         What the learner is told.
-    env_id : str, optional
-        A certified environment.
-    params : mapping, optional
-        Parameters of its family that differ from the defaults.
-    seed : int
-        Training seed, 0 or larger.
-    steps : int, optional
-        Environment steps of all worlds together; the recipe's own by default.
+    env_id, params : str and mapping, optional
+        A certified environment, and parameters of its family that differ from the defaults.
+    seed, steps : int
+        Training seed, 0 or larger; and environment steps of all worlds, the recipe's own by default.
     folder : str or Path
-        Receives `<algorithm>.safetensors` and `.json`, the same of `<algorithm>-critic`, `curve.parquet`,
-        `test.parquet`, and the bundle of a training under way.
+        Receives policy and critic, each as `.safetensors` and `.json`, `curve.parquet`, `test.parquet`, and bundles.
     fixture : Fixture, optional
         A fixture made by hand, instead of an id.
     episodes : int
         Worlds of the final measurement.
-    resume : bool
-        False begins anew whatever the folder holds.
-    progress : bool
-        Show a bar on a terminal, and a line now and then elsewhere.
+    resume, progress : bool
+        False begins anew whatever the folder holds; False shows no bar and prints no line.
     tensorboard : str or Path, optional
         Folder for TensorBoard.
     keep_points : bool
@@ -260,38 +261,27 @@ def train(
     ------
     CheckpointError
         If the folder holds another training.
-    ParameterError
-        If recipe, environment, parameters, steps or episodes cannot be used.
-    StoreError
-        If the folder is a file.
-    DamagedFileError, ForeignFileError
-        If its files cannot be trusted.
-    NonFiniteError
-        If the learner or the plant leaves the finite numbers.
+    ParameterError, NonFiniteError
+        If an argument cannot be used; if the learner or the plant leaves the finite numbers.
+    StoreError, DamagedFileError, ForeignFileError
+        If the folder is a file, or its files cannot be trusted.
     RunInterrupted
         On Ctrl-C; the last bundle is saved.
 
     Examples
     --------
-    >>> import tempfile
-    >>> from rl_oodkit.oracles.toys import small_fixture
-    >>> from rl_oodkit.training.recipes import A2CRecipe
-    >>> said = {"fixture": small_fixture(), "episodes": 4, "progress": False}
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     card = train(A2CRecipe(worlds=4), steps=64, folder=folder, **said)
-    >>> card["loss"]["gap"] > 0
-    True
+    >>> train("ppo")
+    Traceback (most recent call last):
+        ...
+    rl_oodkit.core.errors.ParameterError: 'ppo' is no recipe (train). Use `preset('ppo')`, for instance.
     """
     check_integer(episodes, "episodes", minimum=1)
     (recipe, folder), task = _checked(recipe, steps, folder), task_of(env_id, params, fixture)
-    if folder.exists() and not folder.is_dir():
-        raise StoreError(f"{folder} is not a folder", where="train", instead="Name a folder for the training.")
-    run = _Training(recipe, task, seed, folder, make_learner(recipe, task, seed, tensorboard), keep_points=keep_points)
+    run = _placed(recipe, task, seed, folder, tensorboard, keep_points)
     if resume and (card := _finished(run, episodes)) is not None:
         return card
     _learn(run, resume, progress)
-    _finish(run, episodes)
-    return load_actor_card(folder / f"{recipe.algorithm}.json")
+    return _finish(run, episodes)
 
 # %% ../../nbs/training/16_continuous.ipynb #load-curve
 def load_curve(folder: str | Path) -> pd.DataFrame:

@@ -45,7 +45,26 @@ def model_arrays(model: Any) -> dict[str, np.ndarray]:
         out["log_ent_coef"] = model.log_ent_coef
     return {k: np.array(v.detach().numpy() if hasattr(v, "detach") else v) for k, v in out.items()}
 
+# %% ../../nbs/training/13_parts.ipynb #slots
+def _slots(tensors: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
+    """Return an optimiser's state by parameter and name."""
+    slots: dict[int, dict[str, Any]] = {}
+    for key, value in tensors.items():
+        number, name = key.split(":")
+        slots.setdefault(int(number), {})[name] = value
+    return slots
 
+
+def _nested(parts: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Return tensors in the nest of a learner's own parts, which lend the optimisers' settings."""
+    nest = {}
+    for part, state in parts.items():
+        mine = {k.removeprefix(f"{part}:"): v for k, v in tensors.items() if k.startswith(f"{part}:")}
+        groups = {"param_groups": state["param_groups"]} if "param_groups" in state else None
+        nest[part] = mine if groups is None else {"state": _slots(mine), **groups}
+    return nest
+
+# %% ../../nbs/training/13_parts.ipynb #restore-model
 def restore_model(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Put networks and optimisers back into a learner of the same shape.
 
@@ -70,31 +89,14 @@ def restore_model(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
     import torch
 
     tensors = {k: torch.from_numpy(np.array(v)) for k, v in arrays.items()}
-    parts = model.get_parameters()
-    for part, state in parts.items():
-        mine = {k.removeprefix(f"{part}:"): v for k, v in tensors.items() if k.startswith(f"{part}:")}
-        parts[part] = mine if "param_groups" not in state else {"state": _slots(mine), **_groups(state)}
+    nest = _nested(model.get_parameters(), tensors)
     try:
-        model.set_parameters(parts, exact_match=True, device="cpu")
+        model.set_parameters(nest, exact_match=True, device="cpu")
     except (RuntimeError, ValueError) as reason:
         text = str(reason).splitlines()[-1].strip()
         raise CheckpointError(f"the bundle holds another network: {text}", instead="Resume with its recipe.") from None
     if "log_ent_coef" in tensors:
         model.log_ent_coef.data.copy_(tensors["log_ent_coef"])
-
-
-def _slots(tensors: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
-    """Return an optimiser's state by parameter and name."""
-    slots: dict[int, dict[str, Any]] = {}
-    for key, value in tensors.items():
-        number, name = key.split(":")
-        slots.setdefault(int(number), {})[name] = value
-    return slots
-
-
-def _groups(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of an optimiser, which belong to the recipe."""
-    return {"param_groups": state["param_groups"]}
 
 # %% ../../nbs/training/13_parts.ipynb #worlds-arrays
 def world_arrays(core: EpisodeCore, heads: np.ndarray) -> dict[str, np.ndarray]:
@@ -125,7 +127,7 @@ def world_arrays(core: EpisodeCore, heads: np.ndarray) -> dict[str, np.ndarray]:
     arrays = {"states": core.states, "root": root, "episode": episode, "clock": core.clock, "noise_steps": used}
     return {k: v.copy() for k, v in arrays.items()}
 
-
+# %% ../../nbs/training/13_parts.ipynb #restore-worlds
 def restore_worlds(core: EpisodeCore, arrays: Mapping[str, np.ndarray]) -> None:
     """Put all worlds back to where they were.
 
@@ -188,7 +190,7 @@ def memory_arrays(model: Any) -> dict[str, np.ndarray]:
     filled = {k: getattr(ring, k)[: ring.size()].copy() for k in _RING}
     return filled | {"position": np.array([ring.pos, ring.full], np.int64)}
 
-
+# %% ../../nbs/training/13_parts.ipynb #restore-memory
 def restore_memory(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Fill a replay memory.
 
@@ -219,6 +221,11 @@ def restore_memory(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
     ring.pos, ring.full = int(arrays["position"][0]), bool(arrays["position"][1])
 
 # %% ../../nbs/training/13_parts.ipynb #normal-arrays
+def _rms(normal: Any) -> list[str]:
+    """Name the statistics that a normaliser keeps."""
+    return ["obs_rms", "ret_rms"] if normal.norm_obs else ["ret_rms"]
+
+
 def normaliser_arrays(model: Any) -> dict[str, np.ndarray]:
     """Return the running statistics of a learner's worlds; nothing if it normalises nothing.
 
@@ -242,12 +249,7 @@ def normaliser_arrays(model: Any) -> dict[str, np.ndarray]:
     out = {f"{rms}.{k}": getattr(getattr(normal, rms), k) for rms in _rms(normal) for k in ("mean", "var", "count")}
     return {k: np.array(v, np.float64) for k, v in (out | {"returns": normal.returns}).items()}
 
-
-def _rms(normal: Any) -> list[str]:
-    """Name the statistics that a normaliser keeps."""
-    return ["obs_rms", "ret_rms"] if normal.norm_obs else ["ret_rms"]
-
-
+# %% ../../nbs/training/13_parts.ipynb #restore-normaliser
 def restore_normaliser(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Put running statistics back.
 
@@ -307,7 +309,7 @@ def random_arrays(model: Any) -> dict[str, np.ndarray]:
         "space": np.array(halves, np.uint64),
     }
 
-
+# %% ../../nbs/training/13_parts.ipynb #restore-random
 def restore_random(model: Any, arrays: Mapping[str, np.ndarray]) -> None:
     """Put all generators back to where they were.
 

@@ -110,6 +110,35 @@ def _action_form(actions: ArrayLike) -> tuple[Any, int]:
     actions = np.asarray(actions)
     return (np.int64, 1) if actions.ndim == 1 and actions.dtype.kind in "iu" else (np.float32, 2)
 
+# %% ../../nbs/training/01_ragged.ipynb #check-marks
+def _check_marks(onset: np.ndarray, offset: np.ndarray) -> None:
+    """Raise unless both are -1 or steps in order; an onset that the episode does not live to see is allowed."""
+    bad = np.flatnonzero((onset < -1) | (offset < -1) | ((offset >= 0) & (offset <= onset)))
+    if bad.size:
+        raise ParameterError(
+            f"episode {bad[0]} has onset {onset[bad[0]]} and offset_step {offset[bad[0]]}",
+            instead="Use -1 for none and never; else offset_step is larger than onset.",
+        )
+
+# %% ../../nbs/training/01_ragged.ipynb #check-labels
+def _check_labels(f: Mapping[str, Any]) -> None:
+    """Raise if a step is active before its episode's onset, or at or after its offset."""
+    time = ranges(np.zeros_like(f["lengths"]), f["lengths"])
+    onset, offset = (np.repeat(f[k], f["lengths"]) for k in ("onset", "offset_step"))
+    early = np.flatnonzero(f["active"] & ((onset < 0) | (time < onset)))
+    if early.size:
+        episode = int(np.searchsorted(np.cumsum(f["lengths"]), early[0], side="right"))
+        raise ParameterError(
+            f"episode {episode} is active at step {time[early[0]]} but its onset is {f['onset'][episode]}",
+            instead="Only transitions at or after the onset may be labelled active; -1 means there is none.",
+        )
+    late = np.flatnonzero(f["active"] & (offset >= 0) & (time >= offset))
+    if late.size:
+        raise ParameterError(
+            f"step {time[late[0]]} is active but the disturbance ends at {offset[late[0]]}",
+            instead="Only transitions before offset_step may be labelled active; -1 means that it does not end.",
+        )
+
 # %% ../../nbs/training/01_ragged.ipynb #check-agreement
 def _check_agreement(f: Mapping[str, Any]) -> None:
     """Raise where two fields of one batch contradict each other."""
@@ -120,32 +149,7 @@ def _check_agreement(f: Mapping[str, Any]) -> None:
     if both.size:
         raise ParameterError(f"episode {both[0]} is terminated and truncated", instead="Termination wins: set one.")
     _check_marks(f["onset"], f["offset_step"])
-    time = ranges(np.zeros_like(f["lengths"]), f["lengths"])
-    onset = np.repeat(f["onset"], f["lengths"])
-    early = np.flatnonzero(f["active"] & ((onset < 0) | (time < onset)))
-    if early.size:
-        episode = int(np.searchsorted(np.cumsum(f["lengths"]), early[0], side="right"))
-        raise ParameterError(
-            f"episode {episode} is active at step {time[early[0]]} but its onset is {f['onset'][episode]}",
-            instead="Only transitions at or after the onset may be labelled active; -1 means there is none.",
-        )
-    offset = np.repeat(f["offset_step"], f["lengths"])
-    late = np.flatnonzero(f["active"] & (offset >= 0) & (time >= offset))
-    if late.size:
-        raise ParameterError(
-            f"step {time[late[0]]} is active but the disturbance ends at {offset[late[0]]}",
-            instead="Only transitions before offset_step may be labelled active; -1 means that it does not end.",
-        )
-
-
-def _check_marks(onset: np.ndarray, offset: np.ndarray) -> None:
-    """Raise unless both are -1 or steps in order; an onset that the episode does not live to see is allowed."""
-    bad = np.flatnonzero((onset < -1) | (offset < -1) | ((offset >= 0) & (offset <= onset)))
-    if bad.size:
-        raise ParameterError(
-            f"episode {bad[0]} has onset {onset[bad[0]]} and offset_step {offset[bad[0]]}",
-            instead="Use -1 for none and never; else offset_step is larger than onset.",
-        )
+    _check_labels(f)
 
 # %% ../../nbs/training/01_ragged.ipynb #checked-fields
 def checked_fields(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,23 +37,7 @@ def _begin(env: "gym.Env", index: int, seed: int) -> _Recording:
     observation, info = env.reset(seed=seed)
     return _Recording(index, seed, observation, info.get("injection"))
 
-# %% ../../nbs/training/03_rollout.ipynb #finished
-def _finished(rec: _Recording) -> dict[str, Any]:
-    """Turn a recording into one episode's dictionary of arrays."""
-    seen, actions, rewards, told = zip(*rec.steps, strict=True)
-    seen, told = (rec.first, *seen), (rec.told, *told)
-    columns = {"observations": np.array(seen), "actions": np.array(actions), "rewards": np.array(rewards, np.float64)}
-    columns |= {"terminated": rec.terminated, "env_seed": rec.seed}
-    if not any(told):
-        return columns
-    told = [t or {} for t in told]
-    true = [t.get("true_observation", o) for o, t in zip(seen, told, strict=True)]
-    executed = [t.get("executed_action", a) for a, t in zip(actions, told[1:], strict=True)]
-    active = np.array([bool(t.get("active", False)) for t in told[1:]])
-    disturbed = {"true_observations": np.array(true), "executed_actions": np.array(executed), "active": active}
-    return columns | disturbed | _marks(active, told)
-
-
+# %% ../../nbs/training/03_rollout.ipynb #marks
 def _marks(active: np.ndarray, told: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """Return onset and offset as last announced, else from the first and last active step."""
     marks, on = {"onset": -1, "offset_step": -1}, np.flatnonzero(active)
@@ -65,7 +49,37 @@ def _marks(active: np.ndarray, told: Sequence[Mapping[str, Any]]) -> dict[str, i
             marks[name] = -1 if announced[-1] is None else int(announced[-1])
     return marks
 
-# %% ../../nbs/training/03_rollout.ipynb #run
+# %% ../../nbs/training/03_rollout.ipynb #disturbed
+def _disturbed(seen: Sequence[Any], actions: Sequence[Any], told: Sequence[Mapping[str, Any] | None]) -> dict[str, Any]:
+    """Return the columns of a disturbed episode; `told` has one entry more than there are actions, the reset's."""
+    said = [t or {} for t in told]
+    true = [t.get("true_observation", o) for o, t in zip(seen, said, strict=True)]
+    executed = [t.get("executed_action", a) for a, t in zip(actions, said[1:], strict=True)]
+    active = np.array([bool(t.get("active", False)) for t in said[1:]])
+    columns = {"true_observations": np.array(true), "executed_actions": np.array(executed), "active": active}
+    return columns | _marks(active, said)
+
+# %% ../../nbs/training/03_rollout.ipynb #finished
+def _finished(rec: _Recording) -> dict[str, Any]:
+    """Turn a recording into one episode's dictionary of arrays."""
+    seen, actions, rewards, told = zip(*rec.steps, strict=True)
+    seen, told = (rec.first, *seen), (rec.told, *told)
+    columns = {"observations": np.array(seen), "actions": np.array(actions), "rewards": np.array(rewards, np.float64)}
+    columns |= {"terminated": rec.terminated, "env_seed": rec.seed}
+    return columns | _disturbed(seen, actions, told) if any(told) else columns
+
+# %% ../../nbs/training/03_rollout.ipynb #step
+def _step(slot: tuple["gym.Env", _Recording], action: Any, max_steps: int | None) -> np.ndarray | None:
+    """Make one world's step; return the observation that now waits, or None when the episode is over."""
+    env, rec = slot
+    observation, reward, terminated, truncated, info = env.step(action)
+    rec.steps.append((observation, action, reward, info.get("injection")))
+    if terminated or truncated or len(rec.steps) == max_steps:
+        rec.terminated = bool(terminated)
+        return None
+    return observation
+
+# %% ../../nbs/training/03_rollout.ipynb #known-actions
 def _known_actions(env: "gym.Env") -> tuple[float, float, tuple[int, ...] | None]:
     """Return the bounds and the shape of one action, as far as the environment states them."""
     from gymnasium import spaces
@@ -76,7 +90,7 @@ def _known_actions(env: "gym.Env") -> tuple[float, float, tuple[int, ...] | None
     # the bounds of a box are left to the environment: a Gaussian policy exceeds them, and they are clipped there
     return -np.inf, np.inf, space.shape if isinstance(space, spaces.Box) else None
 
-
+# %% ../../nbs/training/03_rollout.ipynb #checked-actions
 def _checked_actions(actions: Any, rows: int, known: tuple[float, float, tuple[int, ...] | None]) -> Any:
     """Return one action a row, each of them one that the environment knows; numbers as a list."""
     if not (type(actions) is np.ndarray and actions.dtype == np.int64):
@@ -93,7 +107,7 @@ def _checked_actions(actions: Any, rows: int, known: tuple[float, float, tuple[i
         raise ParameterError("the policy's actions leave the action space", instead=f"Use {low}..{high}.")
     return numbers
 
-
+# %% ../../nbs/training/03_rollout.ipynb #check-policy
 def _check_policy(policy: Any) -> None:
     """Raise unless the policy can act."""
     if isinstance(policy, type) or not callable(getattr(policy, "act", None)):
@@ -104,7 +118,7 @@ def _check_policy(policy: Any) -> None:
             instead="Pass a policy, such as load_policy() returns.",
         )
 
-
+# %% ../../nbs/training/03_rollout.ipynb #run
 def _run(envs: list["gym.Env"], policy: Policy, seeds: list[int], max_steps: int | None) -> list[dict[str, Any]]:
     """Run every seed once through the given slots and return the episodes in the order of the seeds."""
     episodes: list[dict[str, Any]] = [{} for _ in seeds]
@@ -115,19 +129,15 @@ def _run(envs: list["gym.Env"], policy: Policy, seeds: list[int], max_steps: int
         actions = _checked_actions(policy.act(np.array(seen)), len(busy), known)
         still, seen = [], []
         for slot, action in zip(busy, actions, strict=True):
-            env, rec = slot
-            observation, reward, terminated, truncated, info = env.step(action)
-            rec.steps.append((observation, action, reward, info.get("injection")))
-            if not (terminated or truncated or len(rec.steps) == max_steps):
-                still.append(slot)
-                seen.append(observation)
-                continue
-            rec.terminated = bool(terminated)
-            episodes[rec.index] = _finished(rec)
-            job = next(waiting, None)
-            if job is not None:
-                still.append((env, _begin(env, *job)))
-                seen.append(still[-1][1].first)
+            observation = _step(slot, action, max_steps)
+            if observation is None:
+                episodes[slot[1].index] = _finished(slot[1])
+                if (job := next(waiting, None)) is None:
+                    continue
+                slot = (slot[0], _begin(slot[0], *job))
+                observation = slot[1].first
+            still.append(slot)
+            seen.append(observation)
         busy = still
     return episodes
 
@@ -142,16 +152,41 @@ def _internals(policy: Policy, observations: np.ndarray, record: Sequence[str]) 
         raise ParameterError(f"the policy has no internals {unknown}", instead=f"It offers {sorted(pieces[0])}.")
     return {k: np.concatenate([p[k] for p in pieces]) for k in record}
 
+# %% ../../nbs/training/03_rollout.ipynb #provenance
+def _provenance(env: "gym.Env", policy: Policy) -> dict[str, Any]:
+    """Return environment, policy digest and package versions, as far as they are known."""
+    import gymnasium
+
+    spec = getattr(env, "spec", None)
+    kwargs = {k: v for k, v in spec.kwargs.items() if isinstance(v, (str, int, float, bool))} if spec else {}
+    return {
+        "env_id": spec.id if spec else type(env).__name__,
+        "env_kwargs": kwargs,
+        "policy_sha256": getattr(policy, "sha256", ""),
+        "versions": {"gymnasium": gymnasium.__version__, "numpy": np.__version__},
+    }
+
+# %% ../../nbs/training/03_rollout.ipynb #slots
+def _checked_seeds(seeds: Sequence[int]) -> list[int]:
+    """Return the reset seeds as integers, refusing an empty list."""
+    seeds = [check_integer(s, "seeds", minimum=0) for s in seeds]
+    if not seeds:
+        raise EmptySplitError("there is no seed", where="rollout", instead="Pass at least one seed.")
+    return seeds
+
+
+def _slots(make_env: Callable[[], "gym.Env"], n_seeds: int, batch: int) -> list["gym.Env"]:
+    """Make as many environments as are of use."""
+    envs = [make_env() for _ in range(min(check_integer(batch, "batch", minimum=1), n_seeds))]
+    if any(env is None for env in envs):
+        raise ParameterError("make_env returned None", instead="Let it return a Gymnasium environment.")
+    return envs
+
 # %% ../../nbs/training/03_rollout.ipynb #rollout
 def rollout(
-    make_env: Callable[[], "gym.Env"],
-    policy: Policy,
-    seeds: Sequence[int],
-    *,
-    batch: int = 64,
-    record: Sequence[str] = ("q",),
-    max_steps: int | None = None,
-) -> Trajectories:
+    make_env: Callable[[], "gym.Env"], policy: Policy, seeds: Sequence[int], *,
+    batch: int = 64, record: Sequence[str] = ("q",), max_steps: int | None = None,
+) -> Trajectories:  # fmt: skip
     """Run one episode for each seed and return them in the order of the seeds.
 
     Parameters
@@ -190,14 +225,10 @@ def rollout(
     2
     """
     _check_policy(policy)
-    seeds = [check_integer(s, "seeds", minimum=0) for s in seeds]
-    if not seeds:
-        raise EmptySplitError("there is no seed", where="rollout", instead="Pass at least one seed.")
+    seeds = _checked_seeds(seeds)
     if max_steps is not None:
         check_integer(max_steps, "max_steps", minimum=1)
-    envs = [make_env() for _ in range(min(check_integer(batch, "batch", minimum=1), len(seeds)))]
-    if any(env is None for env in envs):
-        raise ParameterError("make_env returned None", instead="Let it return a Gymnasium environment.")
+    envs = _slots(make_env, len(seeds), batch)
     try:
         episodes = _run(envs, policy, seeds, max_steps)
     finally:
@@ -206,17 +237,3 @@ def rollout(
     trajs = from_numpy(episodes, meta=_provenance(envs[0], policy))
     inner = _internals(policy, trajs.observations, record)
     return Trajectories(**(trajs.__dict__ | {"internals": inner}))
-
-# %% ../../nbs/training/03_rollout.ipynb #provenance
-def _provenance(env: "gym.Env", policy: Policy) -> dict[str, Any]:
-    """Return environment, policy digest and package versions, as far as they are known."""
-    import gymnasium
-
-    spec = getattr(env, "spec", None)
-    kwargs = {k: v for k, v in spec.kwargs.items() if isinstance(v, (str, int, float, bool))} if spec else {}
-    return {
-        "env_id": spec.id if spec else type(env).__name__,
-        "env_kwargs": kwargs,
-        "policy_sha256": getattr(policy, "sha256", ""),
-        "versions": {"gymnasium": gymnasium.__version__, "numpy": np.__version__},
-    }

@@ -28,24 +28,51 @@ from .rollout import rollout
 from .scorecard import SEED_RANGES, evaluate, figures, policy_seeds, selection_score
 from .state import load_state, policy_weights, restore, save_state
 
-# %% ../../nbs/training/04_sb3.ipynb #dqnrecipe
+# %% ../../nbs/training/04_sb3.ipynb #agent
+@dataclass(frozen=True)
+class _Agent:
+    """Describe what a learner is told."""
+
+    name: str = "dqn-lunarlander"  # file name of the checkpoint
+    env_id: str = "LunarLander-v3"  # Gymnasium id
+    total_steps: int = 150_000  # environment steps
+    firing_cost: float = 0.3  # points that each action but 0 costs in training, on top of the environment's reward
+    hidden: tuple[int, ...] = (128, 128)  # rectifier units, layer by layer
+    learning_rate: float = 6.3e-4  # Adam's step size at the start
+    final_rate: float = 0.02  # its share at the end, reached linearly
+    batch_size: int = 128  # transitions a gradient step
+    buffer_size: int = 100_000  # transitions
+    discount: float = 0.99  # per environment step
+    n_steps: int = 3  # rewards summed before bootstrapping
+    target_interval: int = 250  # environment steps between copies to the target network
+    train_interval: int = 4  # environment steps between updates, and gradient steps an update
+    exploration_fraction: float = 0.2  # share of the training in which epsilon falls from 1
+    exploration_final: float = 0.01  # share of random actions afterwards
+
+# %% ../../nbs/training/04_sb3.ipynb #check-numbers
 _LEAST = {
-    "total_steps": 1,
-    "batch_size": 1,
-    "buffer_size": 1,
-    "n_steps": 1,
-    "target_interval": 1,
-    "train_interval": 1,
-    "evaluate_every": 1,
-    "select_after": 0,
-    "selection_episodes": 2,
-    "card_episodes": 2,
-}
+    "total_steps": 1, "batch_size": 1, "buffer_size": 1, "n_steps": 1, "target_interval": 1, "train_interval": 1,
+    "evaluate_every": 1, "select_after": 0, "selection_episodes": 2, "card_episodes": 2,
+}  # fmt: skip
+_MOST = {"firing_cost": 1e6, "learning_rate": 1.0, "final_rate": 1.0, "max_truncation": 1.0}
 
 
+def _check_numbers(recipe: Any) -> None:
+    """Raise if a number of a recipe is outside its range."""
+    for name, least in _LEAST.items():
+        check_integer(getattr(recipe, name), name, minimum=least)
+    for width in recipe.hidden:
+        check_integer(width, "hidden", minimum=1)
+    for name in ("discount", "exploration_fraction", "exploration_final"):
+        check_fraction(getattr(recipe, name), name)
+    for name, most in _MOST.items():
+        if not 0 <= getattr(recipe, name) <= most:
+            raise ParameterError(f"{name} is {getattr(recipe, name)}", instead=f"Use a number in [0, {most:g}].")
+
+# %% ../../nbs/training/04_sb3.ipynb #dqnrecipe
 @register("policy", "dqn-lunarlander", trainer="rl_oodkit.training.sb3:train_dqn")
 @dataclass(frozen=True)
-class DQNRecipe:
+class DQNRecipe(_Agent):
     """Describe the training of a greedy Q-network, by default the shipped one on LunarLander-v3.
 
     Raises
@@ -63,21 +90,6 @@ class DQNRecipe:
     (128, 128)
     """
 
-    name: str = "dqn-lunarlander"  # file name of the checkpoint
-    env_id: str = "LunarLander-v3"  # Gymnasium id
-    total_steps: int = 150_000  # environment steps
-    firing_cost: float = 0.3  # points that each action but 0 costs in training, on top of the environment's reward
-    hidden: tuple[int, ...] = (128, 128)  # rectifier units, layer by layer
-    learning_rate: float = 6.3e-4  # Adam's step size at the start
-    final_rate: float = 0.02  # its share at the end, reached linearly
-    batch_size: int = 128  # transitions a gradient step
-    buffer_size: int = 100_000  # transitions
-    discount: float = 0.99  # per environment step
-    n_steps: int = 3  # rewards summed before bootstrapping
-    target_interval: int = 250  # environment steps between copies to the target network
-    train_interval: int = 4  # environment steps between updates, and gradient steps an update
-    exploration_fraction: float = 0.2  # share of the training in which epsilon falls from 1
-    exploration_final: float = 0.01  # share of random actions afterwards
     evaluate_every: int = 5_000  # environment steps between evaluations and saved states
     select_after: int = 20_000  # environment steps before the first evaluation
     selection_episodes: int = 200  # episodes an evaluation
@@ -85,15 +97,7 @@ class DQNRecipe:
     card_episodes: int = 200  # fresh episodes for the card
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
-            check_integer(getattr(self, name), name, minimum=least)
-        for width in self.hidden:
-            check_integer(width, "hidden", minimum=1)
-        for name in ("discount", "exploration_fraction", "exploration_final"):
-            check_fraction(getattr(self, name), name)
-        for name, most in {"firing_cost": 1e6, "learning_rate": 1.0, "final_rate": 1.0, "max_truncation": 1.0}.items():
-            if not 0 <= getattr(self, name) <= most:
-                raise ParameterError(f"{name} is {getattr(self, name)}", instead=f"Use a number in [0, {most:g}].")
+        _check_numbers(self)
         interval = min(10_000, self.total_steps)
         if not self.hidden or self.evaluate_every > interval or self.select_after > self.total_steps:
             raise ParameterError(
@@ -116,6 +120,25 @@ def _training_env(recipe: DQNRecipe) -> Any:
 
     return DearFirings(gymnasium.make(recipe.env_id, disable_env_checker=True))
 
+# %% ../../nbs/training/04_sb3.ipynb #arguments
+def _arguments(recipe: DQNRecipe) -> dict[str, Any]:
+    """Return the keyword arguments of stable_baselines3.DQN for a recipe."""
+    rate, final = recipe.learning_rate, recipe.final_rate
+    return {
+        "learning_rate": lambda left: rate * (final + (1 - final) * left),
+        "batch_size": recipe.batch_size,
+        "buffer_size": recipe.buffer_size,
+        "learning_starts": 0,
+        "gamma": recipe.discount,
+        "n_steps": recipe.n_steps,
+        "target_update_interval": recipe.target_interval,
+        "train_freq": recipe.train_interval,
+        "gradient_steps": recipe.train_interval,
+        "exploration_fraction": recipe.exploration_fraction,
+        "exploration_final_eps": recipe.exploration_final,
+        "policy_kwargs": {"net_arch": list(recipe.hidden)},
+    }
+
 # %% ../../nbs/training/04_sb3.ipynb #learner
 def _learner(recipe: DQNRecipe, seed: int) -> Any:
     """Return an untrained stable_baselines3.DQN that follows the recipe."""
@@ -124,25 +147,7 @@ def _learner(recipe: DQNRecipe, seed: int) -> Any:
     from stable_baselines3.common.logger import configure
 
     torch.set_num_threads(1)
-    final = recipe.final_rate
-    model = DQN(
-        "MlpPolicy",
-        _training_env(recipe),
-        learning_rate=lambda left: recipe.learning_rate * (final + (1 - final) * left),
-        batch_size=recipe.batch_size,
-        buffer_size=recipe.buffer_size,
-        learning_starts=0,
-        gamma=recipe.discount,
-        n_steps=recipe.n_steps,
-        target_update_interval=recipe.target_interval,
-        train_freq=recipe.train_interval,
-        gradient_steps=recipe.train_interval,
-        exploration_fraction=recipe.exploration_fraction,
-        exploration_final_eps=recipe.exploration_final,
-        policy_kwargs={"net_arch": list(recipe.hidden)},
-        seed=seed,
-        device="cpu",
-    )
+    model = DQN("MlpPolicy", _training_env(recipe), **_arguments(recipe), seed=seed, device="cpu")
     model.set_logger(configure(None, []))
     return model
 
@@ -203,14 +208,10 @@ def _check_same(facts: Mapping[str, Any], recipe: DQNRecipe, seed: int, folder: 
     """Raise if a saved state belongs to another recipe or seed."""
     if facts["recipe_sha256"] == content_hash(recipe) and facts["seed"] == seed:
         return
-    mine = to_dict(recipe) | {"seed": seed}
-    theirs = dict(facts["recipe"]) | {"seed": facts["seed"]}
-    differing = [k for k in mine if mine[k] != theirs.get(k)]
-    raise CheckpointError(
-        f"the folder holds the state of another training; it differs in {', '.join(differing)}",
-        where=str(folder),
-        instead="Use another folder, or resume=False to begin anew.",
-    )
+    mine, theirs = to_dict(recipe) | {"seed": seed}, dict(facts["recipe"]) | {"seed": facts["seed"]}
+    differing = ", ".join(k for k in mine if mine[k] != theirs.get(k))
+    what = f"the folder holds the state of another training; it differs in {differing}"
+    raise CheckpointError(what, where=str(folder), instead="Use another folder, or resume=False to begin anew.")
 
 # %% ../../nbs/training/04_sb3.ipynb #begin
 def _begin(recipe: DQNRecipe, seed: int, folder: Path, resume: bool) -> _Training:
@@ -251,19 +252,29 @@ def _card(run: _Training, policy: QPolicy) -> dict[str, Any]:
     recipe = run.recipe
     counts = {"selection": recipe.selection_episodes, "card": recipe.card_episodes}
     seeds = {purpose: policy_seeds(purpose, n) for purpose, n in counts.items()}
-    about = {
-        "env_id": recipe.env_id,
-        "algorithm": "DQN of stable-baselines3",
-        "recipe": to_dict(recipe),
-        "recipe_sha256": content_hash(recipe),
-        "training_seed": run.seed,
-        "seeds": {k: {"first": r.start, "last": r.stop - 1} for k, r in seeds.items()},
-        "selected": run.best_row,
-    }
+    about = {"env_id": recipe.env_id, "algorithm": "DQN of stable-baselines3", "recipe": to_dict(recipe)}
+    about |= {"recipe_sha256": content_hash(recipe), "training_seed": run.seed}
+    about |= {"seeds": {k: {"first": r.start, "last": r.stop - 1} for k, r in seeds.items()}, "selected": run.best_row}
     log = {k: [row[k] for row in run.log] for k in ("step", "mean", "truncation")}
     measured = figures(evaluate(policy, seeds["card"], recipe.env_id))
     made = {"versions": _versions(), "date": date.today().isoformat(), "cpu_seconds": round(run.seconds, 1)}
     return about | measured | made | {"evaluations": log, "probe": _probe(policy, recipe)}
+
+# %% ../../nbs/training/04_sb3.ipynb #learn
+def _learn(run: _Training, progress: bool) -> None:
+    """Run the learner from where it stands to the end."""
+    total, done = run.recipe.total_steps, run.model.num_timesteps
+    if done >= total:
+        return
+    bar = Bar(total, f"{run.recipe.name}, seed {run.seed}", **({} if progress else {"every": float("inf")}))
+    with bar:
+        bar.advance(done)
+        try:
+            run.model.learn(total - done, callback=lambda *_: _on_step(run, bar), reset_num_timesteps=done == 0)
+        except KeyboardInterrupt:
+            step = run.model.num_timesteps // run.recipe.evaluate_every * run.recipe.evaluate_every
+            what, again = f"{step:,} of {total:,} steps are saved", "Call the same training again to go on from there."
+            raise RunInterrupted(what, where=str(run.folder), instead=again) from None
 
 # %% ../../nbs/training/04_sb3.ipynb #is-finished
 def _is_finished(recipe: DQNRecipe, seed: int, folder: Path) -> bool:
@@ -329,25 +340,6 @@ def train_dqn(
         save_checkpoint(folder, recipe.name, policy, _card(run, policy))
     return load_card(folder / f"{recipe.name}.json")
 
-# %% ../../nbs/training/04_sb3.ipynb #learn
-def _learn(run: _Training, progress: bool) -> None:
-    """Run the learner from where it stands to the end."""
-    total, done = run.recipe.total_steps, run.model.num_timesteps
-    if done >= total:
-        return
-    bar = Bar(total, f"{run.recipe.name}, seed {run.seed}", **({} if progress else {"every": float("inf")}))
-    with bar:
-        bar.advance(done)
-        try:
-            run.model.learn(total - done, callback=lambda *_: _on_step(run, bar), reset_num_timesteps=done == 0)
-        except KeyboardInterrupt:
-            step = run.model.num_timesteps // run.recipe.evaluate_every * run.recipe.evaluate_every
-            raise RunInterrupted(
-                f"{step:,} of {total:,} steps are saved",
-                where=str(run.folder),
-                instead="Call the same training again to go on from there.",
-            ) from None
-
 # %% ../../nbs/training/04_sb3.ipynb #ship-best
 def ship_best(folders: Sequence[str | Path], destination: str | Path) -> dict[str, Any]:
     """Copy the best of several finished trainings of one recipe, with all their figures on its card.
@@ -379,11 +371,8 @@ def ship_best(folders: Sequence[str | Path], destination: str | Path) -> dict[st
     paths = [path for path in found if not path.name.startswith("state-")]
     cards = [load_card(path) for path in paths]
     if len(cards) != len(folders) or len({card["recipe_sha256"] for card in cards}) != 1:
-        raise CheckpointError(
-            "no training to choose from",
-            where=f"{len(cards)} finished in {len(folders)} folders",
-            instead="Pass the folders of finished trainings of one recipe.",
-        )
+        where, again = f"{len(cards)} finished in {len(folders)} folders", "finished trainings of one recipe."
+        raise CheckpointError("no training to choose from", where=where, instead=f"Pass the folders of {again}")
     best = max(range(len(cards)), key=lambda i: (cards[i]["selected"]["admissible"], cards[i]["selected"]["mean"]))
     kept = ("training_seed", "selected", "returns", "truncation")
     card = cards[best] | {"siblings": [{k: c[k] for k in kept} for c in cards]}

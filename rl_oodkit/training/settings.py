@@ -19,76 +19,87 @@ _PLAIN = {
     "unit_actions": False, "quiet": False, "stagger": False, "restart": False,
 }  # fmt: skip
 _LONE = _PLAIN | {"exploration_std": 1.0}
+_ROLLS = {"n_steps": 2048, "batch_size": 64, "entropy_weight": 1e-4, "learning_rate": 3e-4}
+_ROLLS |= {"epochs": 10, "gae_lambda": 0.95}
+_STEPS = {"normalise_advantages": False, "adam": False, "n_steps": 32, "learning_rate": 7e-4, "gae_lambda": 1.0}
 _TEXTBOOK = {"warmup_width": 1.0, "return_steps": 1, "smoothing": 0.005}
 _DUEL = _TEXTBOOK | {"learning_rate": 1e-3, "warmup": 100, "updates": 1, "buffer_size": 1_000_000}
-_SILENT = {"exploration_std": None}
-_SOFT = _SILENT | {"first_weight": 1.0}
-_NOISY = {"exploration_std": 0.1}
-_TWIN = _NOISY | {"target_noise": 0.2}
+_SILENT, _NOISY = {"exploration_std": None}, {"exploration_std": 0.1}
+_SOFT, _TWIN = _SILENT | {"first_weight": 1.0}, _NOISY | {"target_noise": 0.2}
 _WIDE = {"hidden": (256, 256)}
-_ROLLS = {
-    "n_steps": 2048,
-    "batch_size": 64,
-    "entropy_weight": 1e-4,
-    "learning_rate": 3e-4,
-    "epochs": 10,
-    "gae_lambda": 0.95,
+
+# %% ../../nbs/training/11_settings.ipynb #default
+_DEFAULT = {
+    "ppo": _LONE | _ROLLS | {"entropy_weight": 0.0},
+    "a2c": _LONE | _STEPS | {"n_steps": 5},
+    "sac": _PLAIN | _WIDE | _DUEL | _SOFT | {"learning_rate": 3e-4},
+    "td3": _PLAIN | _DUEL | _TWIN | _SILENT | {"hidden": (400, 300)},
+    "ddpg": _PLAIN | _DUEL | _SILENT | {"hidden": (400, 300)},
 }
-_STEPS = {"normalise_advantages": False, "adam": False, "n_steps": 32, "learning_rate": 7e-4, "gae_lambda": 1.0}
-_ARM = (
-    _PLAIN | _WIDE | {"learning_rate": 3e-4, "batch_size": 512, "warmup": 10_000, "train_interval": 64, "updates": 64}
-)
+
+# %% ../../nbs/training/11_settings.ipynb #arm
+_ARM = _PLAIN | _WIDE | {"learning_rate": 3e-4, "batch_size": 512, "warmup": 10_000}
+_ARM |= {"train_interval": 64, "updates": 64}
+_OF_ARM = {
+    "ppo": _LONE | _WIDE | _ROLLS,
+    "a2c": _LONE | _WIDE | _STEPS,
+    "sac": _ARM | _SOFT,
+    "td3": _ARM | _TWIN,
+    "ddpg": _ARM | _NOISY,
+}
+
+# %% ../../nbs/training/11_settings.ipynb #vehicle
 _CAR = {"worlds": 8, "learning_rate": 3e-4, "normalise_observations": True, "normalise_rewards": True}
 _FLEET = _PLAIN | _CAR | _WIDE | _TEXTBOOK | {"buffer_size": 700_000, "updates": 1, "warmup": 25_000}
+_OF_VEHICLE = {
+    "ppo": _LONE | _ROLLS | _CAR | {"n_steps": 1024, "batch_size": 256},
+    "a2c": _LONE | _STEPS | _CAR | {"n_steps": 20},
+    "sac": _FLEET | _SOFT | {"warmup": 10_000},
+    "td3": _FLEET | _TWIN,
+    "ddpg": _FLEET | _NOISY,
+}
+
+# %% ../../nbs/training/11_settings.ipynb #quadrotor
+_QUAD = {"total_steps": 150_000}
+_COPTER = _ARM | _QUAD | {"buffer_size": 50_000}
+_OF_QUADROTOR = {
+    "ppo": _LONE | _WIDE | _ROLLS | _QUAD,
+    "a2c": _LONE | _WIDE | _STEPS | _QUAD,
+    "sac": _COPTER | _SOFT,
+    "td3": _COPTER | _TWIN,
+    "ddpg": _COPTER | _NOISY,
+}
+
+# %% ../../nbs/training/11_settings.ipynb #sme
 _CUBE = _TEXTBOOK | {
     "learning_rate": 1e-3, "warmup": 4000, "updates": 16, "exploration_std": 0.3, "quiet": False, "total_steps": 24_000,
 }  # fmt: skip
-_QUAD = {"total_steps": 150_000}
-_COPTER = _ARM | _QUAD | {"buffer_size": 50_000}
+_CUBES = {"worlds": 256, "n_steps": 16, "batch_size": 512, "epochs": 10, "gae_lambda": 0.8, "learning_rate": 3e-3}
+_CUBES |= {"exploration_std": 0.5, "total_steps": 150_000}
+_OF_SME = {"ppo": _CUBES, "sac": _CUBE, "td3": _CUBE}
 
-_PRESETS = MappingProxyType(
+# %% ../../nbs/training/11_settings.ipynb #tables
+_NAMED = MappingProxyType(
     {
-        ("ppo", "throughput"): {"worlds": 256, "n_steps": 16, "batch_size": 2048, "epochs": 10},
-        ("ppo", "default"): _LONE | _ROLLS | {"entropy_weight": 0.0},
-        ("a2c", "default"): _LONE | _STEPS | {"n_steps": 5},
-        ("sac", "default"): _PLAIN | _WIDE | _DUEL | _SOFT | {"learning_rate": 3e-4},
-        ("td3", "default"): _PLAIN | _DUEL | _TWIN | _SILENT | {"hidden": (400, 300)},
-        ("ddpg", "default"): _PLAIN | _DUEL | _SILENT | {"hidden": (400, 300)},
-        ("ppo", "arm"): _LONE | _WIDE | _ROLLS,
-        ("a2c", "arm"): _LONE | _WIDE | _STEPS,
-        ("sac", "arm"): _ARM | _SOFT,
-        ("td3", "arm"): _ARM | _TWIN,
-        ("ddpg", "arm"): _ARM | _NOISY,
-        ("ppo", "vehicle"): _LONE | _ROLLS | _CAR | {"n_steps": 1024, "batch_size": 256},
-        ("a2c", "vehicle"): _LONE | _STEPS | _CAR | {"n_steps": 20},
-        ("sac", "vehicle"): _FLEET | _SOFT | {"warmup": 10_000},
-        ("td3", "vehicle"): _FLEET | _TWIN,
-        ("ddpg", "vehicle"): _FLEET | _NOISY,
-        ("ppo", "quadrotor"): _LONE | _WIDE | _ROLLS | _QUAD,
-        ("a2c", "quadrotor"): _LONE | _WIDE | _STEPS | _QUAD,
-        ("sac", "quadrotor"): _COPTER | _SOFT,
-        ("td3", "quadrotor"): _COPTER | _TWIN,
-        ("ddpg", "quadrotor"): _COPTER | _NOISY,
-        ("ppo", "sme"): {
-            "worlds": 256,
-            "n_steps": 16,
-            "batch_size": 512,
-            "epochs": 10,
-            "gae_lambda": 0.8,
-            "learning_rate": 3e-3,
-            "exploration_std": 0.5,
-            "total_steps": 150_000,
-        },
-        ("sac", "sme"): _CUBE,
-        ("td3", "sme"): _CUBE,
+        "throughput": {"ppo": {"worlds": 256, "n_steps": 16, "batch_size": 2048, "epochs": 10}},
+        "default": _DEFAULT,
+        "arm": _OF_ARM,
+        "vehicle": _OF_VEHICLE,
+        "quadrotor": _OF_QUADROTOR,
+        "sme": _OF_SME,
     }
 )
-
-# %% ../../nbs/training/11_settings.ipynb #preset
 RECIPES = MappingProxyType({r.algorithm: r for r in (PPORecipe, A2CRecipe, SACRecipe, TD3Recipe, DDPGRecipe)})
 ALGORITHMS = tuple(RECIPES)
 
 
+def _names(algorithm: str) -> list[str]:
+    """Return the names of an algorithm's settings, or raise if there is no such algorithm."""
+    if algorithm not in RECIPES:
+        raise UnknownIdError(f"there is no learner {algorithm!r}", instead=f"Use one of {', '.join(ALGORITHMS)}.")
+    return ["native", *(name for name, table in _NAMED.items() if algorithm in table)]
+
+# %% ../../nbs/training/11_settings.ipynb #preset
 def preset(algorithm: str, name: str = "native", **changes: Any) -> Recipe:
     """Return named settings of an algorithm.
 
@@ -117,15 +128,12 @@ def preset(algorithm: str, name: str = "native", **changes: Any) -> Recipe:
     >>> preset("ppo", "default").worlds, preset("ppo").worlds
     (1, 64)
     """
-    if algorithm not in RECIPES:
-        raise UnknownIdError(f"there is no learner {algorithm!r}", instead=f"Use one of {', '.join(ALGORITHMS)}.")
-    own = ["native", *(known for learner, known in _PRESETS if learner == algorithm)]
+    own = _names(algorithm)
     if name not in own:
         raise UnknownIdError(f"{algorithm} has no settings {name!r}", instead=f"Use one of {', '.join(own)}.")
-    cls, named = RECIPES[algorithm], _PRESETS.get((algorithm, name), {})
-    unknown = sorted(set(changes) - {f.name for f in fields(cls)})
-    if unknown:
-        raise ParameterError(
-            f"{algorithm} has no field {unknown[0]!r}", instead=f"Use {', '.join(f.name for f in fields(cls))}."
-        )
+    cls = RECIPES[algorithm]
+    known = [f.name for f in fields(cls)]
+    if unknown := sorted(set(changes) - set(known)):
+        raise ParameterError(f"{algorithm} has no field {unknown[0]!r}", instead=f"Use {', '.join(known)}.")
+    named = _NAMED[name][algorithm] if name != "native" else {}
     return replace(cls(), **{**named, **changes})

@@ -32,7 +32,7 @@ def suite(tmp_path_factory):
     """A folder with one generated task."""
     folder = tmp_path_factory.mktemp("mle") / "suite"
     result = call(
-        "gen", "--seeds", "linnerud", "--n", 2, "--references", 20, "--preset", "mlebench", "--seed", 1, "--out", folder
+        "gen", "--seeds", "linnerud", "--n", 2, "--references", 20, "--preset", "mlebench", "--seed", 3, "--out", folder
     )
     assert result.exit_code == 0, result.output
     return folder

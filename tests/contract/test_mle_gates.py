@@ -25,7 +25,8 @@ from rl_oodkit.mle.meta import PublicTask
 from rl_oodkit.mle.mutations import offspring
 from rl_oodkit.mle.novelty import suite_novelty
 from rl_oodkit.mle.release import Release
-from rl_oodkit.mle.roles import Critic, GenerationContext
+from rl_oodkit.mle.roles import Critic
+from rl_oodkit.mle.screening import GenerationContext
 from rl_oodkit.mle.seeds import SEEDS, seed_dna
 from rl_oodkit.mle.tables import tables
 from rl_oodkit.mle.writer import STORIES, describe, missing_words, quotes, wording_leaks
@@ -204,7 +205,7 @@ def test_gate_9_refuses_an_aggregate_that_pays(suite):
     record = suite.record("t2618e1d4000e")
     draft = Draft(tables(record.dna), record.board, record.oracle, record.thresholds)
     message = RoleMessage("evaluator", artefacts={"draft": draft, "gates": []})
-    old, new = (Critic().act(message, GenerationContext(sides=sides)) for sides in (False, True))
+    old, new = (Critic().act(message, GenerationContext(edition=edition)) for edition in (1, 2))
     verdicts = [{g.number: g for g in said.artefacts["gates"]}[9] for said in (old, new)]
     assert old.verdict == "ok" and verdicts[0].value <= 2
     assert new.verdict == "repair" and verdicts[1].value >= 3 and "children:" in verdicts[1].note

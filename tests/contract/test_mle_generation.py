@@ -22,7 +22,8 @@ from rl_oodkit.mle.medals import Thresholds
 from rl_oodkit.mle.messages import RoleLog, RoleMessage, log_line, refuse
 from rl_oodkit.mle.orchestrator import default_roles, generate, make_task, walk
 from rl_oodkit.mle.release import Release, ReleaseSpec, assembled, digest_of, groups_of, make_release, make_units
-from rl_oodkit.mle.roles import GenerationContext, Strategist, repaired_dna
+from rl_oodkit.mle.roles import Strategist, repaired_dna
+from rl_oodkit.mle.screening import GenerationContext
 from rl_oodkit.mle.stub_server import LIES, Reply, StubServer
 from rl_oodkit.mle.tables import tables
 
@@ -135,8 +136,8 @@ def test_a_released_task_is_made_again(name):
 
 def test_the_oldest_suite_keeps_its_rules():
     """Its units are those it was made from; every later suite asks the side tables."""
-    assert all("sides" not in u.params for g in groups_of(ReleaseSpec()) for u in g.units)
-    assert all(u.params["sides"] for g in groups_of(ReleaseSpec("later", sizes={"train": 2})) for u in g.units)
+    assert all("edition" not in u.params for g in groups_of(ReleaseSpec()) for u in g.units)
+    assert all(u.params["edition"] == 2 for g in groups_of(ReleaseSpec("later", sizes={"train": 2})) for u in g.units)
 
 
 def test_kept_predictions_are_those_of_a_second_run():

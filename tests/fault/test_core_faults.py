@@ -50,7 +50,7 @@ def test_the_hostile_collection_is_as_large_as_promised(tmp_path):
     """At least sixty files without the doors, no two alike, at least fifteen of records that have the right form."""
     collection = hostile.artefacts(tmp_path / "canary")
     assert len(collection) >= 75 and len({artefact.data for artefact in collection.values()}) == len(collection)
-    assert len(hostile._records(tmp_path) | hostile._archives(tmp_path) | hostile._learned()) >= 20
+    assert len(hostile._records(tmp_path) | hostile._answers(tmp_path) | hostile._boards() | hostile._learned()) >= 20
 
 
 def test_readers_refuse_for_the_file_that_was_exchanged(tmp_path):

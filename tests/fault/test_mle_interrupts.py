@@ -27,7 +27,7 @@ from rl_oodkit.mle.memo import Memo
 from rl_oodkit.mle.messages import RoleLog, RoleMessage
 from rl_oodkit.mle.orchestrator import walk
 from rl_oodkit.mle.pipeline import Pipeline
-from rl_oodkit.mle.roles import GenerationContext
+from rl_oodkit.mle.screening import GenerationContext
 from rl_oodkit.mle.suite import Suite
 from rl_oodkit.mle.toys import toy_task
 
@@ -234,7 +234,7 @@ def test_a_training_says_what_it_has_saved(tmp_path, monkeypatch):
     assert str(tmp_path / "grpo") in result.output
 
 
-GEN = ("gen", "--seeds", "linnerud", "--n", 3, "--references", 20, "--preset", "mlebench", "--seed", 1)
+GEN = ("gen", "--seeds", "linnerud", "--n", 3, "--references", 20, "--preset", "mlebench", "--seed", 3)
 
 
 def contents(root: Path) -> dict[str, bytes]:
