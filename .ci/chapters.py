@@ -3,10 +3,10 @@
     python .ci/chapters.py --check [NOTEBOOK...]   run, compare with the committed outputs, touch nothing
     python .ci/chapters.py --write [NOTEBOOK...]   run, and save the outputs of chapters that changed
 
-Every chapter runs once, in a fresh process, in its own folder. Text must agree exactly and numbers within
-1e-3 relative, since processors round differently; of figures only the presence is compared. Cells tagged
-`volatile` (timings) are run and not compared. A cell marked `#| eval: false`, or by one of the test flags
-of settings.ini, is not run; a notebook that opens with a raw `skip_exec: true` cell is left out.
+Every chapter runs once, in a fresh process, in its own folder, and its temporary files go with it. Text must
+agree exactly and numbers within 1e-3 relative, since processors round differently; of figures only the presence
+is compared. Cells tagged `volatile` (timings) are run and not compared. A cell marked `#| eval: false`, or by
+one of the test flags of settings.ini, is not run; a notebook that opens with a raw `skip_exec: true` cell is left out.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -242,10 +243,12 @@ def run_one(path: Path, save: bool) -> tuple[Path, bool, str, float, float]:
     start = time.perf_counter()
     command = [sys.executable, __file__, "--one", str(path)] + (["--write"] if save else [])
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
-    try:
-        done = subprocess.run(command, cwd=ROOT, timeout=TIMEOUT, **pipes)
-    except subprocess.TimeoutExpired:
-        return path, False, f"no end after {TIMEOUT} s", TIMEOUT, TIMEOUT
+    with tempfile.TemporaryDirectory(prefix="chapter-", ignore_cleanup_errors=True) as box:
+        os.chmod(box, 0o1777)  # sandboxed steps have users of their own
+        try:
+            done = subprocess.run(command, cwd=ROOT, timeout=TIMEOUT, env=os.environ | {"TMPDIR": box}, **pipes)
+        except subprocess.TimeoutExpired:
+            return path, False, f"no end after {TIMEOUT} s", TIMEOUT, TIMEOUT
     cpu = re.search(r"^cpu ([\d.]+)$", done.stdout, re.M)
     message = f"{done.stdout}{done.stderr}".strip() or "it said nothing"
     message = f"exit code {done.returncode}: {message}" if done.returncode else ""
