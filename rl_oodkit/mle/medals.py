@@ -155,7 +155,7 @@ def entries(board: pd.DataFrame) -> pd.DataFrame:
     1
     """
     repeated = board[["public", "private"]].round(DECIMALS).duplicated()
-    return board[board["private"].notna() & ~repeated]
+    return board[np.isfinite(board["private"]) & ~repeated]
 
 # %% ../../nbs/mle/24_medals.ipynb #tiers-2
 TIERS = ("invalid", "valid", "median", "bronze", "silver", "gold")

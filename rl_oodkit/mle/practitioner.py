@@ -178,6 +178,7 @@ def population(meta: TaskMeta, size: int = 40, version: int = POPULATION_VERSION
     _check(meta, TaskMeta, "Pass the meta of a task, such as task.meta.")
     size, version = check_integer(size, "size", minimum=1), check_integer(version, "version", minimum=1)
     bare = replace(meta, metric="", name="cell", title="", domain="general", n_train=0, n_test=0)
+    bare = replace(bare, classes=tuple(meta.classes), submission_columns=(), files=tuple(meta.files))
     found = _drawn(bare, version, tuple(options(slot) for slot in SLOTS), 64 * -(-size // 64))
     if len(found) < size:
         raise ParameterError(f"only {len(found)} of {size} pipelines were found", where=cell_of(meta).name)

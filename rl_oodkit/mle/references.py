@@ -203,7 +203,8 @@ def ceiling(dna: TaskDNA, *, rows: int = 20_000, scorer: Scores | None = None, t
     scorer : Scores, optional
         Scores predictions of the original's test table; by default the answers do.
     thrifty : bool
-        Whether a model of products gets only as many rows as its columns allow, `CELLS` over their number.
+        Whether a model of products gets only as many rows as the products of the table's columns allow: `CELLS` over
+        their number, before categories are taken apart.
 
     Returns
     -------

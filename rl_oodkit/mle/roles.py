@@ -39,6 +39,7 @@ from .messages import RoleMessage, refuse
 from .mutations import offspring
 from .practitioner import cell_of
 from rl_oodkit.mle.screening import (
+    EDITION,
     GenerationContext,
     alone_of,
     nearest,
@@ -55,7 +56,7 @@ from .writer import describe, missing_words, wording_leaks
 def _answer(name: str, message: RoleMessage, facts: dict[str, Any], made: dict[str, Any]) -> RoleMessage:
     """Return what a role says: the message it read, with facts for the log and artefacts for the next role."""
     payload, artefacts = message.payload | facts, message.artefacts | made
-    return replace(message, role=name, payload=payload, artefacts=artefacts, diagnostics=())
+    return replace(message, role=name, payload=payload, artefacts=artefacts, verdict="ok", diagnostics=())
 
 
 def _judged(answer: RoleMessage, gates: Sequence[GateResult]) -> RoleMessage:
@@ -100,7 +101,7 @@ def _redrawn(dna: TaskDNA) -> TaskDNA:
     return replace(dna, seed=integer(dna.seed, "another draw"))
 
 # %% ../../nbs/mle/85_roles.ipynb #repaired-dna
-def repaired_dna(dna: TaskDNA, diagnostics: Sequence[str], edition: int = 1) -> TaskDNA | None:
+def repaired_dna(dna: TaskDNA, diagnostics: Sequence[str], edition: int = EDITION) -> TaskDNA | None:
     """Return a record that answers the gates which refused it.
 
     Parameters
@@ -163,8 +164,8 @@ class Strategist:
     def act(self, message: RoleMessage, context: GenerationContext) -> RoleMessage:
         """Answer with a record that does not contradict itself."""
         known, dna = message.artefacts.get("dna"), None
-        hopeless = context.edition > 1 and message.attempt % 2 == 1  # what was refused is a repair itself
-        if known is not None and message.diagnostics and not hopeless:
+        begins = context.edition > 1 and message.attempt % 2 == 1  # proposals come in pairs: a child, its repair
+        if known is not None and message.diagnostics and not begins:
             dna = repaired_dna(known, message.diagnostics, context.edition)
         if dna is None:
             asked = message.payload

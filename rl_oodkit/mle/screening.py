@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ..core.errors import ParameterError
+from ..core.errors import ParameterError, check_integer
 from .audits import guesses, judged_alone, side_sources, sources
 from rl_oodkit.mle.build import (
     CEILING_ROWS,
@@ -30,7 +30,7 @@ from rl_oodkit.mle.build import (
 from .dna import TaskDNA
 from .gates import GateResult, failures, novelty_gate, shortcut_gate, support_gate
 from .ladder import resolution_gate, utilities
-from .medals import Thresholds, entries, tier
+from .medals import PRESETS, Thresholds, entries, tier
 from .mutations import distance
 from .oracle import OracleReport
 from .pipeline import Shelf
@@ -48,7 +48,7 @@ class GenerationContext:
     Raises
     ------
     ParameterError
-        If there is no such edition.
+        If there is no such edition or preset, or a number is below 1.
 
     Examples
     --------
@@ -68,6 +68,10 @@ class GenerationContext:
     def __post_init__(self) -> None:
         if self.edition not in range(1, EDITION + 1):
             raise ParameterError(f"there is no edition {self.edition!r}", instead=f"Editions are 1 to {EDITION}.")
+        if self.preset not in PRESETS:
+            raise ParameterError(f"there is no preset {self.preset!r}", instead=f"Presets are {', '.join(PRESETS)}.")
+        for name in ("references", "ceiling_rows", "attempts"):
+            check_integer(getattr(self, name), name, minimum=1)
 
     @property
     def frugal(self) -> bool:

@@ -114,6 +114,7 @@ def _end_loop() -> None:
 def _in_thread(call: Callable[[], None], stop: Callable[[], None]) -> BaseException | None:
     """Run a call in a thread and return what it raised; stop it first on an interrupt."""
     raised: list[BaseException] = []
+    over = threading.Event()
 
     def target() -> None:
         """Make the call, and keep what it raised for the waiting thread."""
@@ -123,14 +124,14 @@ def _in_thread(call: Callable[[], None], stop: Callable[[], None]) -> BaseExcept
             raised.append(error)
         finally:
             _end_loop()
+            over.set()
 
-    thread = threading.Thread(target=target, daemon=True)
-    thread.start()
+    threading.Thread(target=target, daemon=True).start()
     try:
-        thread.join()
+        over.wait()  # a join that is interrupted takes the thread for finished, in Python 3.11
     except KeyboardInterrupt:
         stop()
-        thread.join(10)
+        over.wait(10)
         raise
     return raised[0] if raised else None
 

@@ -45,8 +45,8 @@ def board(built):
 
 def test_entries_have_scores_that_nobody_had_before():
     """Copies, copies but for the last bits, and failures are left out; order is kept."""
-    private = [0.7, 0.7, 0.7 + 1e-12, np.nan, 0.6, 0.7]
-    found = entries(pd.DataFrame({"public": [0.5, 0.5, 0.5, np.nan, 0.5, 0.4], "private": private}))
+    private = [0.7, 0.7, 0.7 + 1e-12, np.nan, 0.6, 0.7, np.inf]
+    found = entries(pd.DataFrame({"public": [0.5, 0.5, 0.5, np.nan, 0.5, 0.4, 0.3], "private": private}))
     assert found.index.tolist() == [0, 4, 5]
 
 
@@ -139,13 +139,15 @@ def test_a_repair_is_not_repaired_again():
 def test_repairs_by_edition():
     """An id that wins asks for a clearer signal, two steps that meet for another draw of the same task."""
     told = "gate 9 shortcut: :id: alone earns a medal (5 against 2)"
-    assert repaired_dna(TaskDNA(), [told], 2).snr == 2 * TaskDNA().snr and repaired_dna(TaskDNA(), [told]).rule.seed
-    assert repaired_dna(TaskDNA(), [told]).snr == TaskDNA().snr
+    assert repaired_dna(TaskDNA(), [told]).snr == 2 * TaskDNA().snr
+    assert repaired_dna(TaskDNA(), [told], 1).snr == TaskDNA().snr
     tied = "gate 4 order: gold is not better than silver (0 against 0)"
-    again = repaired_dna(TaskDNA(), [tied], 2)
+    again = repaired_dna(TaskDNA(), [tied])
     assert again.seed != TaskDNA().seed and replace(again, seed=TaskDNA().seed) == TaskDNA()
     weak = "gate 4 order: bronze is not better than sample (0 against 0)"
-    assert repaired_dna(TaskDNA(), [weak], 2) == repaired_dna(TaskDNA(), [weak], 1) == repaired_dna(TaskDNA(), [tied])
+    assert (
+        repaired_dna(TaskDNA(), [weak], 2) == repaired_dna(TaskDNA(), [weak], 1) == repaired_dna(TaskDNA(), [tied], 1)
+    )
 
 
 @pytest.mark.parametrize("edition", [0, 3, -1, "2", None, 1.5])
@@ -153,6 +155,20 @@ def test_editions_that_do_not_exist(edition):
     """Are refused by name."""
     with pytest.raises(ParameterError, match="edition"):
         GenerationContext(edition=edition)
+
+
+@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"references": "40"}, {"references": 12.5}, {"preset": "foo"}])
+def test_wrong_fields_of_a_run(wrong):
+    """Are refused by name, before anything is made."""
+    with pytest.raises(ParameterError, match=next(iter(wrong))):
+        GenerationContext(**wrong)
+
+
+def test_a_meta_with_lists_has_a_population_too(built):
+    """As somebody might read one from a file."""
+    meta = replace(built.meta)
+    object.__setattr__(meta, "classes", list(built.meta.classes))
+    assert population(meta, 5) == population(built.meta, 5)
 
 
 @pytest.mark.parametrize("modality", ["series", "tabular"])
